@@ -421,7 +421,15 @@ pub(crate) mod requests {
         queue_pair::Outcome,
         sizes, //
     };
-    use kernel::prelude::*;
+    use kernel::{
+        impl_has_work,
+        new_work,
+        prelude::*,
+        workqueue::{
+            Work,
+            WorkItem, //
+        }, //
+    };
     use rdma::{
         prelude::*,
         qp::Chain,
@@ -501,10 +509,28 @@ pub(crate) mod requests {
         }
     }
 
+    #[pin_data]
     pub(crate) struct Initiator {
+        client: ClientRef,
         pub(crate) id: cm::Id,
         qp: Arc<Qp<Workqueue>>,
         tags: Tags<Get>,
+        #[pin]
+        end: Work<Self>,
+    }
+
+    impl_has_work! {
+        impl HasWork<Self> for Initiator { self.end }
+    }
+
+    impl WorkItem for Initiator {
+        type Pointer = Arc<Self>;
+
+        fn run(this: Arc<Self>) {
+            if let Err(e) = Sleepable::current().and_then(|cx| this.end(&cx)) {
+                pr_err!("requests were not given up: {e:?}\n");
+            }
+        }
     }
 
     impl Initiator {
@@ -527,8 +553,14 @@ pub(crate) mod requests {
                 };
                 Ok((request, wanted))
             };
-            let tags = Tags::new(&qp, sizes::DEPTH, 16, make, cx)?;
-            let conn = Arc::new(Self { id, qp, tags }, GFP_KERNEL)?;
+            let conn = try_pin_init!(Self {
+                client: client.clone(),
+                tags: Tags::new(&qp, sizes::DEPTH, 16, make, cx)?,
+                id,
+                qp,
+                end <- new_work!("Initiator::end"),
+            });
+            let conn = Arc::pin_init(conn, GFP_KERNEL)?;
             let ring = RecvRing {
                 pd,
                 count: sizes::INITIATOR.recvs,
@@ -539,6 +571,20 @@ pub(crate) mod requests {
             let made = made.and_then(|()| conn.id.connect(conn.clone(), &param, cx).map(drop));
             made.or_else(|e| conn.qp.drain(cx).and(Err(e)))?;
             Ok(conn)
+        }
+
+        /// Ends the connection, from a work item. Any context.
+        pub(crate) fn end_later(self: ArcBorrow<'_, Self>) {
+            // Already queued is as good.
+            let _ = self.client.enqueue(Arc::from(self));
+        }
+
+        /// No reply comes any more: all requests end, and nobody waits for a tag.
+        fn end(&self, cx: &Sleepable) -> Result {
+            self.id.release_handler(cx);
+            // It fails if there is no connection, and the drain flushes the QP in any case.
+            let _ = self.id.disconnect(cx);
+            self.tags.reclaim(&self.qp, cx)
         }
 
         /// Sends a request for a block.
@@ -591,25 +637,23 @@ pub(crate) mod requests {
             let id = message.open().1.header::<U32>().map(|(id, _)| id.get());
             let conn = message.conn();
             if id.and_then(|id| conn.reply(&message, id)).is_err() {
-                conn.id.disconnect_later();
+                conn.as_arc_borrow().end_later();
             }
         }
 
-        fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {}
+        fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {
+            self.end_later();
+        }
 
         fn refused(self: ArcBorrow<'_, Self>, _error: Error) {
-            self.id.disconnect_later();
+            self.end_later();
         }
     }
 
     impl cm::Handler for Initiator {
-        /// After the last event no reply comes: all requests end, and nobody waits for a tag.
-        fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
-            if !event.is_last() {
-                return;
-            }
-            if let Err(e) = self.tags.reclaim(&self.qp, cx) {
-                pr_err!("requests were not given up: {e:?}\n");
+        fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
+            if event.is_last() {
+                self.end_later();
             }
         }
     }

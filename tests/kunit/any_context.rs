@@ -34,9 +34,15 @@ use crate::fixture::{
 };
 use core::ops::ControlFlow;
 use kernel::{
+    impl_has_work,
     new_spinlock_irq,
+    new_work,
     prelude::*,
-    sync::rcu, //
+    sync::rcu,
+    workqueue::{
+        Work,
+        WorkItem, //
+    }, //
 };
 use rdma::{
     device::{
@@ -153,6 +159,26 @@ impl Connector for Alone {
     }
 }
 
+/// A work item of the ULP's.
+#[pin_data]
+struct Works {
+    ran: Arc<Counter>,
+    #[pin]
+    work: Work<Self>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Works { self.work }
+}
+
+impl WorkItem for Works {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.ran.up();
+    }
+}
+
 /// Requests that nobody answers.
 struct Unanswered;
 
@@ -224,6 +250,19 @@ mod tests {
                 counts.up();
             })
         })?;
+        wait(|| ran.get() == 1)
+    }
+
+    #[test]
+    fn work_item_is_queued() -> Result {
+        let (client, ran) = (Env::new()?.client, Counter::new()?);
+        let counts = ran.clone();
+        let init = pin_init!(Works {
+            ran: counts,
+            work <- new_work!("Works"),
+        });
+        let works = Arc::pin_init(init, GFP_KERNEL)?;
+        in_softirq(move || ClientRef::enqueue(&client, works))?;
         wait(|| ran.get() == 1)
     }
 

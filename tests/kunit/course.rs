@@ -5,6 +5,16 @@
 #[path = "../examples/course.rs"]
 mod steps;
 
+#[cfg(has_faults)]
+use crate::fixture::{
+    listen,
+    recv,
+    with_fault,
+    Events,
+    Inbox,
+    Message,
+    Place, //
+};
 use crate::fixture::{
     wait,
     Env,
@@ -283,6 +293,36 @@ mod tests {
         check_err!(blocks.initiator.get(requests::BLOCKS, cx), ECONNRESET);
         check_err!(blocks.initiator.get(1, cx), ENOTCONN);
         blocks.end()
+    }
+
+    /// The connection manager has no memory for its message, and gives no event.
+    #[cfg(has_faults)]
+    #[test]
+    fn requests_end_without_a_last_event() -> Result {
+        let (env, inbox, place) = (Env::new()?, Inbox::new()?, Place::new()?);
+        let (addr, cx) = (env.addr(), &env.cx);
+        let (pd, got, keep) = (env.pd.clone(), inbox.clone(), place.clone());
+        // The target does not answer.
+        let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
+            let id = request.into_id(cx)?;
+            let qp = sizes::qp(&id, &pd, &sizes::TARGET, cx)?;
+            recv(&qp, Message::new(&pd, &got, &[0; 64], cx)?)?;
+            id.accept(Events::new()?, &cm::ConnParam::default(), cx)?;
+            keep.put((qp, id));
+            Ok(())
+        };
+        let listener = listen(&env, addr, accept)?;
+        let initiator = requests::Initiator::connect(&env.client, addr, &env.pd, cx)?;
+        let initiator = Ended::new(initiator);
+        let outcome = initiator.begin(1, cx)?;
+        wait(|| inbox.len() == 1)?;
+        let (_, failed) = with_fault(1, || initiator.id.disconnect(cx));
+        check!(failed);
+        check_err!(outcome.wait(cx)?.map(drop), ECONNRESET);
+        check_err!(initiator.begin(1, cx).map(drop), ENOTCONN);
+        initiator.forget();
+        drop((listener, place.take()));
+        Ok(())
     }
 
     #[test]

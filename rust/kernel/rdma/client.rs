@@ -34,7 +34,8 @@ use kernel::{
     types::{
         ForeignOwnable,
         Opaque, //
-    }, //
+    },
+    workqueue, //
 };
 
 /// The crates that the macros use, under names that a ULP cannot take over.
@@ -431,6 +432,76 @@ impl ClientRef {
             }
         };
         self.spawn_job(flags, KBox::new(job, flags)?)
+    }
+
+    /// Queues a work item of the ULP's (`queue_work`), which may sleep for long. Unloading waits
+    /// for its end. Any context; allocates nothing, so that the end of a connection can be such a
+    /// work item. Fails with `EBUSY` if it is queued already, or with `EPERM` if this is another
+    /// module's client.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use kernel::workqueue::{self, impl_has_work, new_work};
+    /// use rdma::{prelude::*, session};
+    ///
+    /// #[pin_data]
+    /// struct Conn {
+    ///     client: ClientRef,
+    ///     id: cm::Id,
+    ///     qp: Qp<Softirq>,
+    ///     #[pin]
+    ///     end: workqueue::Work<Self>,
+    /// }
+    ///
+    /// impl_has_work! {
+    ///     impl HasWork<Self> for Conn { self.end }
+    /// }
+    ///
+    /// impl workqueue::WorkItem for Conn {
+    ///     type Pointer = Arc<Self>;
+    ///
+    ///     fn run(this: Arc<Self>) {
+    ///         let ended = Sleepable::current().and_then(|cx| {
+    ///             this.id.release_handler(&cx);
+    ///             session::end(&this.id, &this.qp, &cx)
+    ///         });
+    ///         if let Err(e) = ended {
+    ///             pr_err!("QP {} was not drained: {e:?}\n", this.qp.num());
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// impl cm::Handler for Conn {
+    ///     fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
+    ///         if event.is_last() {
+    ///             let _ = self.client.enqueue(Arc::from(self));
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// fn new(client: &ClientRef, id: cm::Id, qp: Qp<Softirq>) -> Result<Arc<Conn>> {
+    ///     let init = pin_init!(Conn {
+    ///         client: client.clone(),
+    ///         id,
+    ///         qp,
+    ///         end <- new_work!("Conn::end"),
+    ///     });
+    ///     Arc::pin_init(init, GFP_KERNEL)
+    /// }
+    /// ```
+    pub fn enqueue<T, const ID: u64>(&self, item: Arc<T>) -> Result
+    where
+        T: workqueue::WorkItem<ID, Pointer = Arc<T>> + workqueue::HasWork<T, ID>,
+        T: Send + Sync + 'static,
+    {
+        self.check_type::<T>()?;
+        self.0.workqueue.get().enqueue(item).map_err(|_| EBUSY)
+    }
+
+    /// Fails with `EPERM` if it is another module that has made the value.
+    pub(crate) fn check_type<T: 'static>(&self) -> Result {
+        self.0.module.check_type::<T>()
     }
 
     /// Never inlined, so that all modules give the work item's lock one name, as lockdep wants it.
