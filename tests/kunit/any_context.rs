@@ -609,8 +609,9 @@ mod tests {
             longest_ms: 100_000,
             attempts: 1,
         };
+        let reconnect = Reconnect::new(&client, backoff)?;
         let reconnect = softirqs.call(move || {
-            let reconnect = Reconnect::start(&client, alone, backoff, GFP_ATOMIC)?;
+            Reconnect::start(&reconnect, alone)?;
             Reconnect::cancel(&reconnect);
             Ok(reconnect)
         })?;

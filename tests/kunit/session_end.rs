@@ -2,6 +2,8 @@
 
 //! The ends of connections, timers, and connecting again.
 
+#[cfg(has_faults)]
+use crate::fixture::with_fault;
 use crate::fixture::{
     accepts,
     listen,
@@ -11,7 +13,8 @@ use crate::fixture::{
     Inbox,
     Link,
     Message,
-    NullEnv, //
+    NullEnv,
+    Place, //
 };
 use core::{
     net::SocketAddr,
@@ -107,6 +110,25 @@ const LATE: Backoff = Backoff {
     attempts: 5,
 };
 
+/// A ULP whose first connection is lost at once.
+struct Lost {
+    reconnect: Arc<Place<Arc<Reconnect>>>,
+    ended: Arc<Counter>,
+}
+
+impl Connector for Lost {
+    fn connect(self: ArcBorrow<'_, Self>, _attempt: u32, _cx: &Sleepable) -> Result {
+        match self.reconnect.take() {
+            Some(reconnect) => reconnect.start(Arc::from(self)),
+            None => Ok(()),
+        }
+    }
+
+    fn ended(self: ArcBorrow<'_, Self>, _result: Result, _cx: &Sleepable) {
+        self.ended.up();
+    }
+}
+
 /// A ULP that connects to an address where nobody listens at first.
 struct Peer {
     client: ClientRef,
@@ -188,7 +210,8 @@ mod tests {
     #[test]
     fn attempts_end_with_success() -> Result {
         let (env, mount) = (Env::new()?, Mount::new(3)?);
-        let reconnect = Reconnect::start(&env.client, mount.clone(), SOON, GFP_KERNEL)?;
+        let reconnect = Reconnect::new(&env.client, SOON)?;
+        reconnect.start(mount.clone())?;
         check_eq!(mount.end()?, Ok(()));
         check_eq!(mount.attempts.get(), 3);
         reconnect.cancel_sync(&env.cx)
@@ -197,7 +220,8 @@ mod tests {
     #[test]
     fn attempts_are_given_up() -> Result {
         let (env, mount) = (Env::new()?, Mount::new(0)?);
-        let _reconnect = Reconnect::start(&env.client, mount.clone(), SOON, GFP_KERNEL)?;
+        let _reconnect = Reconnect::new(&env.client, SOON)?;
+        _reconnect.start(mount.clone())?;
         check_eq!(mount.end()?, Err(ECONNREFUSED));
         check_eq!(mount.attempts.get(), 5);
         let mount = Mount::new(0)?;
@@ -205,7 +229,8 @@ mod tests {
             attempts: 0,
             ..SOON
         };
-        let _reconnect = Reconnect::start(&env.client, mount.clone(), never, GFP_KERNEL)?;
+        let _reconnect = Reconnect::new(&env.client, never)?;
+        _reconnect.start(mount.clone())?;
         check_eq!(mount.end()?, Err(ECANCELED));
         Ok(())
     }
@@ -215,7 +240,8 @@ mod tests {
         let env = Env::new()?;
         for drops in [false, true] {
             let mount = Mount::new(1)?;
-            let reconnect = Reconnect::start(&env.client, mount.clone(), LATE, GFP_KERNEL)?;
+            let reconnect = Reconnect::new(&env.client, LATE)?;
+            reconnect.start(mount.clone())?;
             if drops {
                 drop(reconnect);
             } else {
@@ -225,7 +251,8 @@ mod tests {
             check_eq!(mount.attempts.get(), 0);
         }
         let mount = Mount::new(1)?;
-        let reconnect = Reconnect::start(&env.client, mount.clone(), LATE, GFP_KERNEL)?;
+        let reconnect = Reconnect::new(&env.client, LATE)?;
+        reconnect.start(mount.clone())?;
         reconnect.cancel_sync(&env.cx)?;
         check_eq!(mount.ended.lock().len(), 1);
         reconnect.cancel_sync(&env.cx)
@@ -239,12 +266,62 @@ mod tests {
             longest_ms: 20,
             ..SOON
         };
-        let reconnect = Reconnect::start(&env.client, mount.clone(), backoff, GFP_KERNEL)?;
+        let reconnect = Reconnect::new(&env.client, backoff)?;
+        reconnect.start(mount.clone())?;
         let reconnect = Arc::new(reconnect, GFP_KERNEL)?;
         *mount.own.lock() = Some(reconnect.clone());
         // It was cancelled in the first attempt that has found it.
         check_eq!(mount.end()?, Err(ECANCELED));
         check!(mount.attempts.get() >= 1);
+        Ok(())
+    }
+
+    /// A connection is lost where nothing can be allocated.
+    #[cfg(has_faults)]
+    #[test]
+    fn attempts_begin_without_memory() -> Result {
+        let (env, mount) = (Env::new()?, Mount::new(1)?);
+        let reconnect = Reconnect::new(&env.client, SOON)?;
+        let (started, failed) = with_fault(1, || reconnect.start(mount.clone()));
+        started?;
+        check!(!failed);
+        check_eq!(mount.end()?, Ok(()));
+        Ok(())
+    }
+
+    #[test]
+    fn attempts_begin_again() -> Result {
+        let env = Env::new()?;
+        let reconnect = Reconnect::new(&env.client, SOON)?;
+        for succeeds in [2, 0, 1] {
+            let mount = Mount::new(succeeds)?;
+            reconnect.start(mount.clone())?;
+            check_eq!(mount.end()?.is_ok(), succeeds != 0);
+        }
+        reconnect.cancel_sync(&env.cx)?;
+        let mount = Mount::new(1)?;
+        check_err!(reconnect.start(mount.clone()), ECANCELED);
+        check_eq!(mount.attempts.get(), 0);
+        Ok(())
+    }
+
+    #[test]
+    fn connection_is_lost_before_its_attempt_has_ended() -> Result {
+        let (env, ended) = (Env::new()?, Counter::new()?);
+        let lost = Lost {
+            reconnect: Place::new()?,
+            ended: ended.clone(),
+        };
+        let (lost, reconnect) = (
+            Arc::new(lost, GFP_KERNEL)?,
+            Reconnect::new(&env.client, SOON)?,
+        );
+        let reconnect = Arc::new(reconnect, GFP_KERNEL)?;
+        lost.reconnect.put(reconnect.clone());
+        reconnect.start(lost)?;
+        wait(|| ended.get() == 2)?;
+        reconnect.cancel_sync(&env.cx)?;
+        check_eq!(ended.get(), 2);
         Ok(())
     }
 
@@ -261,7 +338,8 @@ mod tests {
         null.dev.inject(Injection::Reject { count: 2 })?;
         let listener = listen(&null.env, peer.addr, accepts(&null.env, &[]))?;
         let peer = Arc::new(peer, GFP_KERNEL)?;
-        let reconnect = Reconnect::start(&null.env.client, peer, SOON, GFP_KERNEL)?;
+        let reconnect = Reconnect::new(&null.env.client, SOON)?;
+        reconnect.start(peer)?;
         wait(|| ended.get() == 1)?;
         check_eq!(failed.get(), 2);
         reconnect.cancel_sync(&null.env.cx)?;

@@ -10,11 +10,15 @@ use crate::{
     completion::wait_event,
     prelude::*, //
 };
-use core::ops::ControlFlow;
+use core::{
+    mem::replace,
+    ops::ControlFlow, //
+};
 use kernel::{
     alloc::Flags,
     sync,
-    task::Task, //
+    task::Task,
+    workqueue, //
 };
 
 /// Returns `jiffies`.
@@ -105,63 +109,37 @@ impl Ticker {
         flags: Flags,
         mut tick: impl FnMut(&Sleepable) -> ControlFlow<()> + Send + 'static,
     ) -> Result<Self> {
-        Self::spawn(client, flags, move |sleeper, cx| {
-            while sleeper.sleep(period_ms.max(1), cx) && tick(cx).is_continue() {}
-        })
-    }
-
-    /// Calls `f` from a work item of the client, which ends it soon after [`Ticker::stop`].
-    fn spawn(
-        client: &ClientRef,
-        flags: Flags,
-        f: impl FnOnce(&Sleeper, &Sleepable) + Send + 'static,
-    ) -> Result<Self> {
-        let this = Self(Sleeper::new(flags)?);
+        let this = Self(Sleeper::make(flags)?);
         let sleeper = this.0.clone();
         client.spawn(flags, move |cx| {
-            sleeper.state.lock().task = Task::current_raw().addr();
-            f(&sleeper, cx);
-            let mut state = sleeper.state.lock();
-            state.task = 0;
-            state.ended = true;
-            drop(state);
-            sleeper.changed.notify_all();
+            sleeper.enter();
+            while sleeper.sleep(period_ms.max(1), cx) && tick(cx).is_continue() {}
+            // It has no connector.
+            let _ = sleeper.next();
         })?;
         Ok(this)
     }
 
-    /// Ends it. Any context.
-    fn stop(&self) {
-        self.0.state.lock().stopped = true;
-        self.0.changed.notify_all();
-    }
-
     /// Ends it, and waits until the function has returned. Fails with `EDEADLK` in the function.
     pub fn stop_sync(&self, _cx: &Sleepable) -> Result {
-        self.stop();
-        let mut state = self.0.state.lock();
-        if state.task == Task::current_raw().addr() {
-            return Err(EDEADLK);
-        }
-        while !state.ended {
-            self.0.changed.wait(&mut state);
-        }
-        Ok(())
+        self.0.stop_sync()
     }
 }
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        self.stop();
+        self.0.stop();
     }
 }
 
-#[derive(Default)]
 struct State {
     stopped: bool,
     /// The address of the task while it runs the work item, or zero.
     task: usize,
-    ended: bool,
+    /// The work item is queued, or has not ended.
+    running: bool,
+    /// The connector of a [`Reconnect`] that was started.
+    next: Option<Arc<dyn Connector>>,
 }
 
 /// A work item that sleeps and is told to stop.
@@ -176,12 +154,57 @@ struct Sleeper {
 impl Sleeper {
     /// Never inlined, so that all modules give the lock one name, as lockdep wants it.
     #[inline(never)]
-    fn new(flags: Flags) -> Result<Arc<Self>> {
-        let init = pin_init!(Self {
-            state <- kernel::new_spinlock_irq!(State::default()),
+    fn make(flags: Flags) -> Result<Arc<Self>> {
+        Arc::pin_init(Self::new(true), flags)
+    }
+
+    fn new(running: bool) -> impl PinInit<Self> {
+        pin_init!(Self {
+            state <- kernel::new_spinlock_irq!(State {
+                stopped: false,
+                task: 0,
+                running,
+                next: None,
+            }),
             changed <- kernel::new_condvar!(),
-        });
-        Arc::pin_init(init, flags)
+        })
+    }
+
+    /// The work item has begun, in the current task.
+    fn enter(&self) {
+        self.state.lock().task = Task::current_raw().addr();
+    }
+
+    /// Returns the connector to go on with. Without one the work item has ended.
+    fn next(&self) -> Option<Arc<dyn Connector>> {
+        let mut state = self.state.lock();
+        let next = state.next.take();
+        if next.is_none() {
+            state.task = 0;
+            state.running = false;
+            drop(state);
+            self.changed.notify_all();
+        }
+        next
+    }
+
+    /// Ends it. Any context.
+    fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    /// Ends it, and waits for that. Fails with `EDEADLK` in the work item.
+    fn stop_sync(&self) -> Result {
+        self.stop();
+        let mut state = self.state.lock();
+        if state.task == Task::current_raw().addr() {
+            return Err(EDEADLK);
+        }
+        while state.running {
+            self.changed.wait(&mut state);
+        }
+        Ok(())
     }
 
     /// Sleeps for so many milliseconds. Returns `false` at once when the work item is to end.
@@ -225,17 +248,21 @@ impl Backoff {
     }
 }
 
-/// Attempts to connect again, from a work item, until one is successful.
+/// Attempts to connect again, from a work item, until one is successful. Its memory is allocated
+/// when it is made, so that none is needed where a connection is lost.
 ///
-/// It is cancelled when it is dropped, but a [`Connector`] that has its `Reconnect` is kept by it:
-/// cancel it where the ULP ends, and in [`DeviceData::remove`]. Unloading waits for it.
+/// It is cancelled when it is dropped, but a [`Connector`] that has its `Reconnect` is kept by it
+/// during the attempts: cancel it where the ULP ends, and in [`DeviceData::remove`]. Unloading
+/// waits for it.
 ///
 /// # Examples
 ///
 /// ```
 /// use rdma::{prelude::*, session::{Backoff, Connector, Reconnect}};
 ///
-/// struct Mount;
+/// struct Mount {
+///     reconnect: Reconnect,
+/// }
 ///
 /// impl Connector for Mount {
 ///     fn connect(self: ArcBorrow<'_, Self>, attempt: u32, _cx: &Sleepable) -> Result {
@@ -248,55 +275,136 @@ impl Backoff {
 ///     }
 /// }
 ///
-/// /// The connection is lost: tries every ten seconds for ten minutes.
-/// fn lost(client: &ClientRef, mount: Arc<Mount>) -> Result<Reconnect> {
+/// /// Will try every ten seconds for ten minutes.
+/// fn mount(client: &ClientRef) -> Result<Arc<Mount>> {
 ///     let backoff = Backoff { first_ms: 10_000, longest_ms: 10_000, attempts: 60 };
-///     pr_info!("next attempt in {} ms\n", backoff.delay_ms(1));
-///     Reconnect::start(client, mount, backoff, GFP_ATOMIC)
+///     pr_info!("the first attempt after {} ms\n", backoff.delay_ms(1));
+///     let reconnect = Reconnect::new(client, backoff)?;
+///     Ok(Arc::new(Mount { reconnect }, GFP_KERNEL)?)
+/// }
+///
+/// /// The connection is lost.
+/// fn lost(mount: &Arc<Mount>) {
+///     // It fails when the mount is removed.
+///     let _ = mount.reconnect.start(mount.clone());
 /// }
 ///
 /// /// A user has removed the mount. Where this may not wait, there is `cancel`.
-/// fn unmount(reconnect: &Reconnect, cx: &Sleepable) -> Result {
-///     reconnect.cancel();
-///     reconnect.cancel_sync(cx)
+/// fn unmount(mount: &Mount, cx: &Sleepable) -> Result {
+///     mount.reconnect.cancel();
+///     mount.reconnect.cancel_sync(cx)
 /// }
 /// ```
-pub struct Reconnect(Ticker);
+pub struct Reconnect(Arc<Attempts>);
 
-impl Reconnect {
-    /// Begins with the first delay. Any context that may allocate with `flags`. Fails with
-    /// `ENOMEM`.
-    pub fn start<T: Connector>(
-        client: &ClientRef,
-        connector: Arc<T>,
-        backoff: Backoff,
-        flags: Flags,
-    ) -> Result<Self> {
-        let ticker = Ticker::spawn(client, flags, move |sleeper, cx| {
-            let mut result = Err(ECANCELED);
-            for attempt in 1..=backoff.attempts {
-                if !sleeper.sleep(backoff.delay_ms(attempt), cx) {
-                    result = Err(ECANCELED);
-                    break;
-                }
-                result = connector.as_arc_borrow().connect(attempt, cx);
-                if result.is_ok() {
-                    break;
-                }
+#[pin_data]
+struct Attempts {
+    client: ClientRef,
+    backoff: Backoff,
+    #[pin]
+    sleeper: Sleeper,
+    #[pin]
+    work: workqueue::Work<Self>,
+}
+
+kernel::impl_has_work! {
+    impl HasWork<Self> for Attempts { self.work }
+}
+
+impl workqueue::WorkItem for Attempts {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        // SAFETY: Work items run in process context.
+        let cx = unsafe { Sleepable::assume() };
+        this.sleeper.enter();
+        while let Some(connector) = this.sleeper.next() {
+            this.attempt(&connector, &cx);
+        }
+    }
+}
+
+impl Attempts {
+    fn attempt(&self, connector: &Arc<dyn Connector>, cx: &Sleepable) {
+        let mut result = Err(ECANCELED);
+        for attempt in 1..=self.backoff.attempts {
+            if !self.sleeper.sleep(self.backoff.delay_ms(attempt), cx) {
+                result = Err(ECANCELED);
+                break;
             }
-            connector.as_arc_borrow().ended(result, cx);
-        })?;
-        Ok(Self(ticker))
+            // For a connection that was lost before it.
+            self.forget_next();
+            result = connector.as_arc_borrow().connect(attempt, cx);
+            if result.is_ok() {
+                break;
+            }
+        }
+        if result.is_err() {
+            self.forget_next();
+        }
+        connector.as_arc_borrow().ended(result, cx);
     }
 
-    /// Makes no further attempt. One that is being made goes on. Any context.
+    fn forget_next(&self) {
+        let next = self.sleeper.state.lock().next.take();
+        drop(next);
+    }
+}
+
+impl Reconnect {
+    /// Allocates what attempts need. Fails with `ENOMEM`.
+    #[inline(never)]
+    pub fn new(client: &ClientRef, backoff: Backoff) -> Result<Self> {
+        let init = pin_init!(Attempts {
+            client: client.clone(),
+            backoff,
+            sleeper <- Sleeper::new(false),
+            work <- kernel::new_work!("rdma::session::Reconnect"),
+        });
+        Ok(Self(Arc::pin_init(init, GFP_KERNEL)?))
+    }
+
+    /// A connection is lost: begins with the first delay. Any context; allocates nothing. During
+    /// attempts the next one of these will do; after one that was successful they begin again when
+    /// [`Connector::ended`] has returned. Fails with `ECANCELED` after [`Reconnect::cancel`], or
+    /// with `EPERM` if the client is another module's.
+    pub fn start<T: Connector>(&self, connector: Arc<T>) -> Result {
+        self.0.client.check_type::<T>()?;
+        self.start_any(connector)
+    }
+
+    #[inline(never)]
+    fn start_any(&self, connector: Arc<dyn Connector>) -> Result {
+        let mut state = self.0.sleeper.state.lock();
+        if state.stopped {
+            drop(state);
+            return Err(ECANCELED);
+        }
+        let old = state.next.replace(connector);
+        let running = replace(&mut state.running, true);
+        drop(state);
+        drop(old);
+        if !running {
+            // It is not queued: it has ended, or never begun.
+            let _ = self.0.client.enqueue(self.0.clone());
+        }
+        Ok(())
+    }
+
+    /// Makes no further attempt, ever. One that is being made goes on. Any context.
     pub fn cancel(&self) {
-        self.0.stop();
+        self.0.sleeper.stop();
     }
 
     /// Makes no further attempt, and waits until [`Connector::ended`] has returned. Fails with
     /// `EDEADLK` in a method of the [`Connector`].
-    pub fn cancel_sync(&self, cx: &Sleepable) -> Result {
-        self.0.stop_sync(cx)
+    pub fn cancel_sync(&self, _cx: &Sleepable) -> Result {
+        self.0.sleeper.stop_sync()
+    }
+}
+
+impl Drop for Reconnect {
+    fn drop(&mut self) {
+        self.cancel();
     }
 }
