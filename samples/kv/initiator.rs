@@ -131,6 +131,8 @@ pub(crate) struct Conn {
     number: u32,
 }
 
+/// No end waits for the last event, which may be late, or never come: whatever finds that the
+/// connection is over closes it, and the load, which has a work item of its own, ends it.
 impl cm::Handler for Conn {
     fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         if event.is_last() {
@@ -155,7 +157,7 @@ impl RecvHandler for Conn {
         if let Some(e) = conn.replied(&wc, &bytes).err().filter(|e| *e != ENOTCONN) {
             rdma::pr_info_ratelimited!("the target does not keep to the protocol: {e:?}\n");
             conn.stats.add(Count::Violations, 1);
-            conn.id.disconnect_later();
+            conn.close();
         }
     }
 
@@ -164,7 +166,7 @@ impl RecvHandler for Conn {
     }
 
     fn refused(self: ArcBorrow<'_, Self>, _error: Error) {
-        self.id.disconnect_later();
+        self.close();
     }
 }
 
@@ -241,6 +243,7 @@ impl Conn {
         Ok((posted, waiting))
     }
 
+    /// Ends the waits for tags and credits, and with them the load. Any context.
     fn close(&self) {
         self.tags.close(ENOTCONN);
         self.credits.close(ENOTCONN);
@@ -271,6 +274,7 @@ impl Conn {
     pub(crate) fn run(&self, count: u32, cx: &Sleepable) -> Result {
         let done = self.requests(count, cx);
         self.close();
+        self.id.release_handler(cx);
         let _ = self.id.disconnect(cx);
         done.and(self.tags.reclaim(&self.qp, cx))
     }

@@ -16,7 +16,9 @@ use crate::{
     Stats, //
 };
 use kernel::{
+    impl_has_work,
     new_spinlock_irq,
+    new_work,
     prelude::*,
     sync::{
         atomic::{
@@ -24,6 +26,10 @@ use kernel::{
             Relaxed, //
         },
         SpinLockIrq, //
+    },
+    workqueue::{
+        Work,
+        WorkItem, //
     }, //
 };
 use rdma::{
@@ -64,6 +70,7 @@ pub(crate) struct Target {
     sizes: Sizes,
     store: Arc<Store>,
     stats: Arc<Stats>,
+    client: ClientRef,
 }
 
 impl Target {
@@ -100,6 +107,7 @@ impl Target {
             sizes,
             store: Store::new(bytes)?,
             stats: stats.clone(),
+            client: client.clone(),
         };
         let target = Arc::new(target, GFP_KERNEL)?;
         let accept = move |request: cm::Request<'_>, cx: &Sleepable| target.accept(request, cx);
@@ -123,6 +131,7 @@ impl Target {
             credits: RecvCredits::new(depth.into(), depth.into()),
             answers <- new_spinlock_irq!(KVec::with_capacity(room, GFP_KERNEL)?),
             target: self.clone(),
+            end <- new_work!("kv::target::Conn::end"),
         });
         let conn = Arc::pin_init(conn, GFP_KERNEL)?;
         // The peer may send requests before `accept` returns.
@@ -152,18 +161,32 @@ struct Conn {
     #[pin]
     answers: SpinLockIrq<KVec<Pin<KBox<Answer>>>>,
     target: Arc<Target>,
+    /// The end of the connection: the last event may be late, or never come.
+    #[pin]
+    end: Work<Self>,
 }
 
 /// The context that handlers run in.
 type InConn = QpContext<Conn, Sleepable>;
 
+impl_has_work! {
+    impl HasWork<Self> for Conn { self.end }
+}
+
+impl WorkItem for Conn {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        if let Err(e) = Sleepable::current().and_then(|cx| this.end(&cx)) {
+            rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
+        }
+    }
+}
+
 impl cm::Handler for Conn {
-    /// The QP is drained, and loses its context, which owns it.
-    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         if event.is_last() {
-            if let Err(e) = self.qp.clear_context(cx) {
-                rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
-            }
+            self.end_later();
         }
     }
 }
@@ -178,7 +201,7 @@ impl RecvHandler for Conn {
     }
 
     fn received(mut message: Received<'_, Self>, cx: &InConn) {
-        let Some(conn) = cx.get() else { return };
+        let Some(conn) = cx.get_arc() else { return };
         let (_, bytes) = message.open();
         let request = conn.credits.received().and_then(|()| {
             let (request, inline) = Request::parse(&bytes)?;
@@ -195,19 +218,35 @@ impl RecvHandler for Conn {
         }
     }
 
-    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {}
+    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {
+        self.end_later();
+    }
 
     fn refused(self: ArcBorrow<'_, Self>, _error: Error) {
-        self.id.disconnect_later();
+        self.end_later();
     }
 }
 
 impl Conn {
+    /// Ends the connection, from a work item. Any context.
+    fn end_later(self: ArcBorrow<'_, Self>) {
+        // Already queued is as good.
+        let _ = self.target.client.enqueue(Arc::from(self));
+    }
+
+    /// The QP is drained, and loses its context, which owns it.
+    fn end(&self, cx: &Sleepable) -> Result {
+        self.id.release_handler(cx);
+        // The drain flushes the QP where there is no connection.
+        let _ = self.id.disconnect(cx);
+        self.qp.clear_context(cx)
+    }
+
     #[cold]
-    fn violated(&self, e: Error) {
+    fn violated(self: ArcBorrow<'_, Self>, e: Error) {
         rdma::pr_info_ratelimited!("a connection is ended: {e:?}\n");
         self.target.stats.add(Count::Violations, 1);
-        self.id.disconnect_later();
+        self.end_later();
     }
 
     /// Serves a request, with the value that has come with it.
@@ -342,7 +381,7 @@ impl CqeHandler<1> for Answer {
     /// has ended.
     fn done(mut this: Self::Pointer, wc: &Wc, cx: &InConn) {
         let value = this.put.take().and_then(Ctx::into_owner);
-        let (Ok(_), Some(value), Some(conn)) = (wc.result(), value, cx.get()) else {
+        let (Ok(_), Some(value), Some(conn)) = (wc.result(), value, cx.get_arc()) else {
             return;
         };
         let store = &conn.target.store;

@@ -17,8 +17,14 @@ use crate::proto::{
     MAX_LEN, //
 };
 use kernel::{
+    impl_has_work,
+    new_work,
     page::PAGE_SIZE,
-    prelude::*, //
+    prelude::*,
+    workqueue::{
+        Work,
+        WorkItem, //
+    }, //
 };
 use rdma::{
     prelude::*,
@@ -67,22 +73,52 @@ const LOAD: Load = Load {
 type ServerQp = Qp<Workqueue>;
 
 /// A connection: the context of its QP, which all handlers of its completions borrow.
+#[pin_data]
 struct Connection {
     id: cm::Id,
     qp: ServerQp,
+    client: ClientRef,
+    #[pin]
+    end: Work<Self>,
 }
 
 /// The context that handlers run in.
 type InConnection = QpContext<Connection, Sleepable>;
 
+impl_has_work! {
+    impl HasWork<Self> for Connection { self.end }
+}
+
+impl WorkItem for Connection {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        if let Err(e) = Sleepable::current().and_then(|cx| this.end(&cx)) {
+            rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
+        }
+    }
+}
+
+impl Connection {
+    /// Ends the connection, from a work item. Any context.
+    fn end_later(self: ArcBorrow<'_, Self>) {
+        // Already queued is as good.
+        let _ = self.client.enqueue(Arc::from(self));
+    }
+
+    /// The QP keeps its context, which owns the QP, until this takes it.
+    fn end(&self, cx: &Sleepable) -> Result {
+        self.id.release_handler(cx);
+        // The drain flushes the QP where there is no connection.
+        let _ = self.id.disconnect(cx);
+        self.qp.clear_context(cx)
+    }
+}
+
 impl cm::Handler for Connection {
-    /// Each connection has a last event. The QP keeps its context, which owns the QP, until this
-    /// takes it.
-    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, cx: &Sleepable) {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         if event.is_last() {
-            if let Err(e) = self.qp.clear_context(cx) {
-                rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
-            }
+            self.end_later();
         }
     }
 }
@@ -108,13 +144,20 @@ pub(crate) fn serve(
     let entries = sizes.entries.saturating_add(SLOTS);
     let cq = Cq::<Workqueue>::alloc_any(pd.device(), entries, cx)?;
 
-    let pd = pd.clone();
+    let (pd, ulp) = (pd.clone(), client.clone());
     let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
         let id = request.into_id(cx)?;
         let qp = InitAttr::on_srq(&pd, &cq, &srq, &sizes.caps)
             .rw_contexts(sizes.rw_contexts, 1)
             .create_for(&id, cx)?;
-        let connection = Arc::new(Connection { id, qp }, GFP_KERNEL)?;
+        let client = ulp.clone();
+        let connection = pin_init!(Connection {
+            id,
+            qp,
+            client,
+            end <- new_work!("rpc::server::Connection::end"),
+        });
+        let connection = Arc::pin_init(connection, GFP_KERNEL)?;
         // The peer may call before `accept` returns.
         connection.qp.set_context(connection.clone(), cx)?;
         let accepted = (connection.id).accept(connection.clone(), &cm::ConnParam::default(), cx);
@@ -180,12 +223,12 @@ impl Receive for Request {
     /// A call has come.
     fn done(slot: Slot<Self>, wc: &Wc, cx: &InConnection) {
         // Flushed, or too long for the slot: its connection has ended.
-        let (Ok(wc), Some(connection)) = (wc.result(), cx.get()) else {
+        let (Ok(wc), Some(connection)) = (wc.result(), cx.get_arc()) else {
             return;
         };
         if let Err(e) = begin(slot, &wc, &connection.qp, cx) {
             rdma::pr_info_ratelimited!("a call was refused: {e:?}\n");
-            connection.id.disconnect_later();
+            connection.end_later();
         }
     }
 }
@@ -215,21 +258,25 @@ impl CqeHandler for Request {
 
     /// The caller's data are here. If not, its device has refused, and the connection has ended.
     fn done(mut slot: Slot<Self>, wc: &Wc, cx: &InConnection) {
-        let (Ok(_), Some(connection), Some(call)) = (wc.result(), cx.get(), slot.call) else {
+        let (Ok(_), Some(connection), Some(call)) = (wc.result(), cx.get_arc(), slot.call) else {
             return;
         };
         slot.conclude(&call);
         let posted = (connection.qp).post_send::<_, _, 1, 1>(slot, |slot| slot.answer(&call));
         if posted.is_err() {
-            connection.id.disconnect_later();
+            connection.end_later();
         }
     }
 }
 
 impl CqeHandler<1> for Request {
     type Pointer = Slot<Self>;
-    type Needs = Sleepable;
+    type Needs = InConnection;
 
     /// The answer has gone, or the connection: the slot is free.
-    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &Sleepable) {}
+    fn done(_slot: Slot<Self>, wc: &Wc, cx: &InConnection) {
+        if let (Err(_), Some(connection)) = (wc.result(), cx.get_arc()) {
+            connection.end_later();
+        }
+    }
 }

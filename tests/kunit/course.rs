@@ -156,6 +156,36 @@ impl Blocks {
     }
 }
 
+/// Ends a connection with a request that is not answered, and has the connection manager find no
+/// memory for its message. Returns whether it did: what is flushed has the connection ended by a
+/// work item, too, whose message may be the first.
+#[cfg(has_faults)]
+fn disconnect_without_memory() -> Result<bool> {
+    let (env, inbox, place) = (Env::new()?, Inbox::new()?, Place::new()?);
+    let (addr, cx) = (env.addr(), &env.cx);
+    let (pd, got, keep) = (env.pd.clone(), inbox.clone(), place.clone());
+    // The target does not answer.
+    let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
+        let id = request.into_id(cx)?;
+        let qp = sizes::qp(&id, &pd, &sizes::TARGET, cx)?;
+        recv(&qp, Message::new(&pd, &got, &[0; 64], cx)?)?;
+        id.accept(Events::new()?, &cm::ConnParam::default(), cx)?;
+        keep.put((qp, id));
+        Ok(())
+    };
+    let listener = listen(&env, addr, accept)?;
+    let initiator = requests::Initiator::connect(&env.client, addr, &env.pd, cx)?;
+    let initiator = Ended::new(initiator);
+    let outcome = initiator.begin(1, cx)?;
+    wait(|| inbox.len() == 1)?;
+    let (_, failed) = with_fault(1, || initiator.id.disconnect(cx));
+    check_err!(outcome.wait(cx)?.map(drop), ECONNRESET);
+    check_err!(initiator.begin(1, cx).map(drop), ENOTCONN);
+    initiator.forget();
+    drop((listener, place.take()));
+    Ok(failed)
+}
+
 #[kunit_tests(rdma_course)]
 mod tests {
     use super::*;
@@ -299,30 +329,12 @@ mod tests {
     #[cfg(has_faults)]
     #[test]
     fn requests_end_without_a_last_event() -> Result {
-        let (env, inbox, place) = (Env::new()?, Inbox::new()?, Place::new()?);
-        let (addr, cx) = (env.addr(), &env.cx);
-        let (pd, got, keep) = (env.pd.clone(), inbox.clone(), place.clone());
-        // The target does not answer.
-        let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
-            let id = request.into_id(cx)?;
-            let qp = sizes::qp(&id, &pd, &sizes::TARGET, cx)?;
-            recv(&qp, Message::new(&pd, &got, &[0; 64], cx)?)?;
-            id.accept(Events::new()?, &cm::ConnParam::default(), cx)?;
-            keep.put((qp, id));
-            Ok(())
-        };
-        let listener = listen(&env, addr, accept)?;
-        let initiator = requests::Initiator::connect(&env.client, addr, &env.pd, cx)?;
-        let initiator = Ended::new(initiator);
-        let outcome = initiator.begin(1, cx)?;
-        wait(|| inbox.len() == 1)?;
-        let (_, failed) = with_fault(1, || initiator.id.disconnect(cx));
-        check!(failed);
-        check_err!(outcome.wait(cx)?.map(drop), ECONNRESET);
-        check_err!(initiator.begin(1, cx).map(drop), ENOTCONN);
-        initiator.forget();
-        drop((listener, place.take()));
-        Ok(())
+        for _ in 0..1_000 {
+            if disconnect_without_memory()? {
+                return Ok(());
+            }
+        }
+        Err(EAGAIN)
     }
 
     #[test]

@@ -21,8 +21,8 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// The context, if there is one, is valid while `self` lives. This is covariant in `T`, as it gives
-/// shared references only.
+/// The context, if there is one, is valid while `self` lives, which a counted reference keeps; its
+/// address is from [`Arc::as_ptr`]. This is covariant in `T`, as it gives shared references only.
 ///
 /// # Examples
 ///
@@ -73,6 +73,33 @@ impl<T, C: Context> QpContext<T, C> {
     pub fn get(&self) -> Option<&T> {
         // SAFETY: By the type invariant the context is valid while `self` lives.
         self.context.map(|context| unsafe { context.as_ref() })
+    }
+
+    /// Returns the context, as [`QpContext::get`], as what `Arc::from()` makes a counted reference
+    /// of: for a work item that is started here.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, qp::QpContext};
+    /// struct Conn {
+    ///     qp: Qp<Softirq>,
+    /// }
+    ///
+    /// fn failed(client: &ClientRef, cx: &QpContext<Conn>) -> Result {
+    ///     let conn = Arc::from(cx.get_arc().ok_or(ENOTCONN)?);
+    ///     client.spawn(GFP_ATOMIC, move |cx| {
+    ///         let _ = conn.qp.drain(cx);
+    ///     })
+    /// }
+    /// ```
+    #[inline]
+    pub fn get_arc(&self) -> Option<ArcBorrow<'_, T>> {
+        let context = self.context?;
+        // SAFETY: The address is from `Arc::as_ptr()`, by the type invariant, and a counted
+        // reference keeps the context while `self` lives. So there is no exclusive access
+        // meanwhile.
+        Some(unsafe { ArcBorrow::from_raw(context.as_ptr()) })
     }
 }
 
@@ -149,7 +176,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             return Err(EOPNOTSUPP);
         }
         inner.context.module.check_type::<T>()?;
-        let value = ptr::from_ref(&*context).cast_mut().cast();
+        let value = Arc::as_ptr(&context).cast_mut().cast();
         let user_context = &inner.context.user_context;
         user_context.set(identity::address_of::<T>(), value, context)
     }
@@ -175,8 +202,9 @@ struct Owner {
 ///
 /// # Invariants
 ///
-/// If `of` is not 0, it is the address of a type, and `value` is a valid one of that type, which
-/// stays valid after `of` was changed until a drain has waited for the handlers.
+/// If `of` is not 0, it is the address of a type, and `value` is a valid one of that type, from
+/// [`Arc::as_ptr`], which stays valid after `of` was changed until a drain has waited for the
+/// handlers.
 #[pin_data]
 pub(super) struct UserContext {
     of: AtomicUsize,
