@@ -13,7 +13,13 @@ use core::ops::Deref;
 use kernel::{
     new_mutex,
     prelude::*,
-    sync::Mutex, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Mutex, //
+    }, //
 };
 use rdma::{
     ah::Ah,
@@ -36,6 +42,9 @@ pub(crate) struct Server {
     /// To find the way back to a sender may sleep, so the completions are handled where that is
     /// allowed.
     pub(crate) qp: UdQp<Workqueue>,
+    /// No datagram is answered any more. To find the way to a host that is silent takes seconds,
+    /// and the drain waits for the datagrams that have come, one after the other.
+    stopped: Atomic<bool>,
     #[pin]
     pub(crate) stats: Mutex<Stats>,
 }
@@ -57,11 +66,17 @@ impl Deref for Started {
 impl Drop for Started {
     fn drop(&mut self) {
         // If it fails, the removal of the device says what it waits for.
-        let _ = Sleepable::current().and_then(|cx| self.qp.drain(&cx));
+        let _ = Sleepable::current().and_then(|cx| self.stop(&cx));
     }
 }
 
 impl Server {
+    /// Answers nothing from here on, and gives the receives back.
+    pub(crate) fn stop(&self, cx: &Sleepable) -> Result {
+        self.stopped.store(true, Relaxed);
+        self.qp.drain(cx)
+    }
+
     pub(crate) fn start(dev: &Device, cx: &Sleepable) -> Result<Started> {
         let caps = Caps::new(DEPTH, DEPTH);
         let pd = Pd::alloc(dev, cx)?;
@@ -69,6 +84,7 @@ impl Server {
         let server = try_pin_init!(Self {
             qp: UdQp::create(&pd, &cq, &cq, &caps, PORT, QKEY, cx)?,
             pd,
+            stopped: Atomic::new(false),
             stats <- new_mutex!(Stats::default()),
         });
         let server = Started(Arc::pin_init(server, GFP_KERNEL)?);
@@ -121,8 +137,10 @@ impl CqeHandler for Echo {
 
     /// A datagram has come: sends it back.
     fn done(mut this: Self::Pointer, wc: &Wc, cx: &Sleepable) {
-        // Flushed: the server has stopped.
-        let Ok(wc) = wc.result() else { return };
+        // Flushed, or to be: the server has stopped.
+        let (Ok(wc), false) = (wc.result(), this.server.stopped.load(Relaxed)) else {
+            return;
+        };
         let Ok((end, qpn)) = this.address(wc, cx) else {
             return receive(this);
         };

@@ -108,7 +108,7 @@ impl DeviceData<UdEcho> for Echo {
 
     /// Ends what is under way: the files, which ask, go after this.
     fn remove(self: Pin<&Self>, _module: Pin<&UdEcho>, _dev: &Device, cx: &Sleepable) {
-        let _ = self.server.qp.drain(cx);
+        let _ = self.server.stop(cx);
     }
 }
 

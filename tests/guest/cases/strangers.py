@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The samples and a peer that is no RDMA device, and sends what it likes."""
 
+import socket
 import struct
 import subprocess
 import time
@@ -9,8 +10,8 @@ from contextlib import contextmanager
 import roce
 from case import SECONDS, STOCK, case, sh
 from fuzz import fuzz
-from samples import BUILD, module
-from stranger import REJ, REP, THERE, Stranger, cable
+from samples import BUILD, UdEcho, module
+from stranger import REJ, REP, THERE, UD_SEND, Stranger, cable
 from traffic import OBJECTS, listening, serve_one
 
 
@@ -115,6 +116,37 @@ def broken_off(calls=60, slots=10):
         sh("rmmod", "rdma_rpc")
     assert broken > slots, f"only {broken} messages were begun meanwhile"
     return f"{broken} messages"
+
+
+def looked_for(arp):
+    """The hosts that have been asked for since."""
+    asked = set()
+    while True:
+        try:
+            asked.add(arp.recv(64)[38:42])
+        except BlockingIOError:
+            return asked
+
+
+@case("stranger: ud_echo looks for no host once it is unloaded")
+def no_way_back(hosts=64):
+    # To look for a host takes the server a second, and it has room for half of the datagrams.
+    key = struct.pack("!II", 0x0ec40ec4, 1)
+    arp = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806))
+    with cable(), Stranger() as stranger, arp:
+        arp.bind(("stranger", 0))
+        arp.setblocking(False)
+        with module("rdma_ud_echo"):
+            qpn = int((UdEcho("rxe1").path / "server").read_text().split()[1])
+            for host in range(100, 100 + hosts):
+                stranger.addresses = socket.inet_aton(f"198.51.100.{host}") + socket.inet_aton(THERE)
+                stranger.send(UD_SEND, qpn, 0, key + bytes(200))
+            time.sleep(1)
+            before = looked_for(arp)
+        after = looked_for(arp) - before
+        assert before, "it has looked for none"
+        assert len(after) < hosts // 4, f"it has looked for {len(after)} more"
+    return f"{len(before)} before, {len(after)} after"
 
 
 if not STOCK:
