@@ -10,10 +10,13 @@ use crate::fixture::{
     refuses,
     send,
     wait,
+    Counted,
     Counter,
+    HeldGuard,
     Inbox,
     Link,
     NullEnv,
+    OnDone,
     Place,
     CAPS,
     STEP_MS, //
@@ -309,6 +312,46 @@ fn no_data() -> Got {
 #[kunit_tests(rdma_null_cm)]
 mod tests {
     use super::*;
+
+    /// The peer may send once it is accepted; that the connection is there is told later.
+    #[test]
+    fn data_come_before_the_connection_is_established() -> Result {
+        let (net, held) = (Net::new()?, HeldGuard::new()?);
+        let env = &net.null.env;
+        let (accept, kept) = keeps()?;
+        let _listener = net.listen(accept)?;
+        // The events of all connections wait for the handler of this one.
+        let _first = net.begin()?;
+        let first = kept.wait()?;
+        let (_second, active) = net.begin()?;
+        let second = kept.wait()?;
+        let cq = env.cq::<Softirq>(64)?;
+        let _qp = Qp::create(&first, &env.pd, &cq, &cq, &CAPS, &env.cx)?;
+        first.accept(held.handler(), &cm::ConnParam::default(), &env.cx)?;
+        held.wait()?;
+
+        // The receive, and what its handler uses, are there before the passive end accepts.
+        let passive = Ulp::new(&env.pd)?;
+        passive.make_qp(&second, &env.cx)?;
+        let (answers, answered, sent) = (passive.clone(), Counter::new()?, Counter::new()?);
+        let answer = Counted::new(&sent)?;
+        let received = OnDone::<Atomic, _>::new(move |wc, _| {
+            if let (Ok(_), Some(qp)) = (wc.result(), answers.qp.as_ref()) {
+                let _ = qp.post_send(answer, |_| Ok(SendWr::send([])));
+            }
+        })?;
+        let qp = passive.qp.as_ref().ok_or(ENOTCONN)?;
+        qp.post_recv(received, |_| Ok(RecvWr::new([])))?;
+        let qp = active.qp.as_ref().ok_or(ENOTCONN)?;
+        qp.post_recv(Counted::new(&answered)?, |_| Ok(RecvWr::new([])))?;
+        second.accept(passive.clone(), &cm::ConnParam::default(), &env.cx)?;
+        qp.post_send(Counted::new(&sent)?, |_| Ok(SendWr::send([])))?;
+        wait(|| answered.get() == 1 && sent.get() == 2)?;
+        check_eq!(passive.count(), 0);
+        drop(held);
+        check!(passive.one()? == Got::Established);
+        Ok(())
+    }
 
     /// The peer's time is over. No more is asserted of it: it may be late.
     #[test]
