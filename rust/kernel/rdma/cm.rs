@@ -27,6 +27,7 @@ pub use id::Listener;
 pub use id::Options;
 pub use id::Request;
 pub(crate) use id::Shared;
+pub(crate) use pending::Pending;
 pub(crate) use timeouts::{
     flush_timeouts,
     TimeoutFlush, //

@@ -177,6 +177,7 @@ struct Connected {
     id: RawId<IbCm>,
     port: u32,
     conn: Arc<Conn<IbCm>>,
+    pending: Arc<cm::Pending<IbCm>>,
     device: Device,
     object: objects::Object,
 }
@@ -190,6 +191,7 @@ impl deferred::Teardown for Connected {
         let timeouts = || cm::flush_timeouts(&self.device, self.port, cx);
         self.device.inner().removal.remove(&*self.conn);
         self.conn.set_id(None);
+        self.pending.disarm();
         self.conn.wait_notified();
         // `ib_destroy_cm_id()` does not wait for the callback of a message that was not answered in
         // time, which has no reference to the id. What has begun is over after this.
@@ -226,6 +228,7 @@ impl Connection {
     ) -> Result<Self> {
         let conn = Conn::new(cm::State::Connecting)?;
         conn.set_handler(&handler)?;
+        let pending = cm::Pending::new(conn.clone())?;
         let reserved = deferred::Deferred::reserve()?;
         let object = device.object(refs::Kind::Id);
         let id = id(Arc::as_ptr(&conn).cast_mut().cast())?;
@@ -235,6 +238,7 @@ impl Connection {
             id,
             port,
             conn: conn.clone(),
+            pending,
             device: device.clone(),
             object,
         });
@@ -697,9 +701,10 @@ impl Request<'_> {
     }
 
     /// Takes the QP to RTS and accepts (`ib_send_cm_rep`). The peer may send from here on.
-    /// `handler` gets the connection's events. Fails with `EINVAL` if the QP is of another device,
-    /// or in use already, or with too much private data; `ENODEV` if the device goes; `ENOMEM`; or
-    /// the manager's or driver's error. The request is rejected.
+    /// `handler` gets the connection's events. A peer that does not confirm within
+    /// [`cm::ConnParam::timeout_ms`] is given up with [`cm::Event::Failed`]. Fails with `EINVAL` if
+    /// the QP is of another device, or in use already, or with too much private data; `ENODEV` if
+    /// the device goes; `ENOMEM`; or the manager's or driver's error. The request is rejected.
     pub fn accept<S: PollContext, R: PollContext>(
         self,
         qp: &Qp<S, R>,
@@ -720,7 +725,8 @@ impl Request<'_> {
         if *qp.pd.device() != *self.device {
             return Err(EINVAL);
         }
-        let (timer, param) = (param.min_rnr_timer, param.to_raw()?);
+        let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
+        let param = param.to_raw()?;
         let mut rep = bindings::ib_cm_rep_param {
             qp_num: number(qp),
             starting_psn: number(qp),
@@ -751,6 +757,7 @@ impl Request<'_> {
             to_result(unsafe { bindings::ib_send_cm_rep(raw, &raw mut rep) })
         });
         accepted.inspect_err(|_| connection.state.conn.release_handler())?;
+        connection.state.pending.arm(timeout_ms);
         Ok(connection)
     }
 

@@ -620,7 +620,7 @@ pub(crate) struct State {
     conn: Arc<Conn<RdmaCm>>,
     pub(crate) device: sync::SetOnce<Device>,
     /// Set where the peer has to answer in time.
-    pending: sync::SetOnce<Arc<Pending>>,
+    pending: sync::SetOnce<Arc<Pending<RdmaCm>>>,
     client: ClientRef,
     pub(crate) object: objects::Object,
 }
@@ -820,7 +820,7 @@ struct Listening {
     client: ClientRef,
     /// The connections that came and are not confirmed.
     #[pin]
-    unconfirmed: sync::Mutex<KVec<Arc<Pending>>>,
+    unconfirmed: sync::Mutex<KVec<Arc<Pending<RdmaCm>>>>,
     backlog: usize,
     #[pin]
     stop: workqueue::Work<Self>,
@@ -1081,7 +1081,7 @@ pub struct Request<'a> {
     id: NonNull<bindings::rdma_cm_id>,
     event: &'a bindings::rdma_cm_event,
     client: &'a ClientRef,
-    taken: &'a Cell<Option<Arc<Pending>>>,
+    taken: &'a Cell<Option<Arc<Pending<RdmaCm>>>>,
     refused: &'a Cell<bool>,
 }
 

@@ -5,9 +5,9 @@
 use crate::{
     cm::{
         self,
-        id::RdmaCm,
         Conn,
-        InCallback, //
+        InCallback,
+        Manager, //
     },
     deferred,
     prelude::*, //
@@ -32,11 +32,11 @@ use kernel::{
 /// of them is limited (cm.rst). On iWARP they are only counted: to disconnect waits there for the
 /// event that the connection is established.
 #[pin_data]
-pub(super) struct Pending {
-    pub(super) conn: Arc<Conn<RdmaCm>>,
+pub(crate) struct Pending<M: Manager> {
+    pub(super) conn: Arc<Conn<M>>,
     /// Runs while the peer has time.
     #[pin]
-    timeout: sync::Mutex<Option<hrtimer::ArcHrTimerHandle<Pending>>>,
+    timeout: sync::Mutex<Option<hrtimer::ArcHrTimerHandle<Pending<M>>>>,
     #[pin]
     timer: hrtimer::HrTimer<Self>,
     #[pin]
@@ -50,16 +50,16 @@ pub(super) struct Pending {
 }
 
 kernel::impl_has_hr_timer! {
-    impl HasHrTimer<Self> for Pending {
+    impl{M: Manager} HasHrTimer<Self> for Pending<M> {
         mode: hrtimer::RelativeMode<time::Monotonic>, field: self.timer
     }
 }
 
 kernel::impl_has_work! {
-    impl HasWork<Self> for Pending { self.give_up }
+    impl{M: Manager} HasWork<Self> for Pending<M> { self.give_up }
 }
 
-impl hrtimer::HrTimerCallback for Pending {
+impl<M: Manager> hrtimer::HrTimerCallback for Pending<M> {
     type Pointer<'a> = Arc<Self>;
 
     fn run(
@@ -72,7 +72,7 @@ impl hrtimer::HrTimerCallback for Pending {
     }
 }
 
-impl workqueue::WorkItem for Pending {
+impl<M: Manager> workqueue::WorkItem for Pending<M> {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -96,8 +96,10 @@ impl workqueue::WorkItem for Pending {
     }
 }
 
-impl Pending {
-    pub(super) fn new(conn: Arc<Conn<RdmaCm>>) -> Result<Arc<Self>> {
+impl<M: Manager> Pending<M> {
+    /// Never inlined, so that the code of the work item is this module's.
+    #[inline(never)]
+    pub(crate) fn new(conn: Arc<Conn<M>>) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 conn,
@@ -113,14 +115,14 @@ impl Pending {
     }
 
     /// The peer has this time, in milliseconds.
-    pub(super) fn arm(self: &Arc<Self>, timeout_ms: u32) {
+    pub(crate) fn arm(self: &Arc<Self>, timeout_ms: u32) {
         self.armed.store(true, atomic::Relaxed);
         let timeout = time::Delta::from_millis(timeout_ms.into());
         *self.timeout.lock() = Some(self.clone().start(timeout));
     }
 
     /// Ends the timer, and waits for its callback. For the end of the id.
-    pub(super) fn disarm(&self) {
+    pub(crate) fn disarm(&self) {
         // The drop waits for the timer, with the mutex unlocked.
         let _timeout = self.timeout.lock().take();
     }
