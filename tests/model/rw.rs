@@ -6,7 +6,11 @@ use crate::{
     completion::Completion,
     counters::{RwState, Users},
 };
-use loom::{cell::UnsafeCell, sync::Arc, thread};
+use loom::{
+    cell::UnsafeCell,
+    sync::{Arc, Mutex},
+    thread,
+};
 
 /// The address of a QP, and of another one.
 const QP: usize = 8;
@@ -126,31 +130,151 @@ struct Qp {
     there: UnsafeCell<bool>,
 }
 
-#[test]
-fn qp_outlives_its_transfers() {
-    loom::model(|| {
-        let qp = Arc::new(Qp {
+impl Qp {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
             users: Users::new(),
             ended: Completion::new(),
             there: UnsafeCell::new(true),
-        });
+        })
+    }
+
+    /// As `Transfers::end`, of a transfer that uses the QP until then.
+    fn end(&self) {
+        // SAFETY: This is what is checked.
+        assert!(self.there.with(|there| unsafe { *there }));
+        if self.users.put() {
+            self.ended.complete();
+        }
+    }
+
+    /// As `Transfers::wait`; then the QP is destroyed.
+    fn destroy(&self) {
+        if !self.users.put() {
+            self.ended.wait();
+        }
+        // SAFETY: This is what is checked.
+        self.there.with_mut(|there| unsafe { *there = false });
+    }
+}
+
+/// As `qp::PreparedList`, with one context that is prepared, and the memory of that.
+struct Prepared {
+    qp: Arc<Qp>,
+    ctx: Arc<Ctx>,
+    memory: UnsafeCell<bool>,
+    /// Whether the context is in the list, and whether that is closed.
+    list: Mutex<(bool, bool)>,
+}
+
+impl Prepared {
+    fn new() -> Arc<Self> {
+        let this = Self {
+            qp: Qp::new(),
+            ctx: Ctx::new(),
+            memory: UnsafeCell::new(true),
+            list: Mutex::new((true, false)),
+        };
+        this.ctx.state.claim(RwState::IDLE, QP).unwrap();
+        this.qp.users.get();
+        this.ctx.state.set(QP | RwState::PREPARED);
+        Arc::new(this)
+    }
+
+    /// As `RawCtx::finish`.
+    fn finish(&self) {
+        // SAFETY: This is what is checked.
+        assert!(self.memory.with(|memory| unsafe { *memory }));
+        self.ctx.touch();
+        self.ctx.state.set(RwState::IDLE);
+        self.qp.end();
+    }
+
+    /// As `RawCtx::take_back`.
+    fn take_back(&self) {
+        let at = self.ctx.state.any_qp();
+        if at != 0 && self.ctx.state.claim(at | RwState::PREPARED, at).is_ok() {
+            self.finish();
+        }
+    }
+
+    /// As `Inner::teardown`, in a thread.
+    fn end_qp(this: &Arc<Self>) -> thread::JoinHandle<()> {
+        let this = this.clone();
+        thread::spawn(move || {
+            let mut list = this.list.lock().unwrap();
+            list.1 = true;
+            if core::mem::take(&mut list.0) {
+                this.take_back();
+            }
+            drop(list);
+            this.qp.destroy();
+        })
+    }
+
+    fn remove(&self) {
+        self.list.lock().unwrap().0 = false;
+    }
+
+    /// As the drop of a context.
+    fn free(&self) {
+        self.remove();
+        if self.ctx.state.any_qp() != 0 {
+            self.finish();
+        }
+        // SAFETY: This is what is checked.
+        self.memory.with_mut(|memory| unsafe { *memory = false });
+    }
+}
+
+#[test]
+fn prepared_transfer_is_dropped_or_taken_back() {
+    loom::model(|| {
+        let prepared = Prepared::new();
+        let end = Prepared::end_qp(&prepared);
+        prepared.free();
+        end.join().unwrap();
+        assert_eq!(prepared.ctx.touched(), 1);
+    });
+}
+
+#[test]
+fn view_keeps_what_is_prepared() {
+    loom::model(|| {
+        let prepared = Prepared::new();
+        let end = Prepared::end_qp(&prepared);
+        // As `Ctx::cpu`, and the drop of the view.
+        prepared.remove();
+        if prepared.ctx.state.any_qp() != 0 {
+            // The mapping, which is the device's.
+            // SAFETY: This is what is checked.
+            assert!(prepared.qp.there.with(|there| unsafe { *there }));
+        }
+        let mut list = prepared.list.lock().unwrap();
+        if list.1 {
+            drop(list);
+            prepared.take_back();
+        } else {
+            list.0 = true;
+            drop(list);
+        }
+        end.join().unwrap();
+        assert_eq!(prepared.ctx.touched(), 1);
+        prepared.free();
+        assert_eq!(prepared.ctx.touched(), 1);
+    });
+}
+
+#[test]
+fn qp_outlives_its_transfers() {
+    loom::model(|| {
+        let qp = Qp::new();
         let transfers = [0, 1].map(|_| {
             qp.users.get();
             let qp = qp.clone();
-            thread::spawn(move || {
-                // SAFETY: This is what is checked.
-                assert!(qp.there.with(|there| unsafe { *there }));
-                if qp.users.put() {
-                    qp.ended.complete();
-                }
-            })
+            thread::spawn(move || qp.end())
         });
-        // As `Transfers::wait`; then the QP is destroyed.
-        if !qp.users.put() {
-            qp.ended.wait();
-        }
-        // SAFETY: This is what is checked.
-        qp.there.with_mut(|there| unsafe { *there = false });
+        qp.destroy();
         for transfer in transfers {
             transfer.join().unwrap();
         }

@@ -10,6 +10,7 @@ mod context;
 mod drain;
 mod keep;
 pub(crate) mod post;
+mod prepared;
 mod send_ring;
 
 pub use crate::rnr_timer::RnrTimer;
@@ -29,6 +30,11 @@ pub use chain::{
 };
 pub use context::QpContext;
 pub(crate) use keep::Kept;
+pub(crate) use prepared::{
+    Entry,
+    Prepared,
+    Unlisted, //
+};
 pub use send_ring::SendRing;
 
 use crate::{
@@ -520,6 +526,11 @@ impl Inner {
             kept.closing();
         }
         if self.context.destroyed.as_ref().is_none() {
+            if let Some(prepared) = &self.context.transfers.prepared {
+                // SAFETY: By the type invariant the QP is valid. This is called when its last handle
+                // is gone.
+                unsafe { prepared.close() };
+            }
             self.drain(drain::Drain::Last(waiter), cx)?;
             self.end_lost_transfers(waiter, cx)?;
             self.context.transfers.wait(waiter, cx)?;
@@ -565,7 +576,11 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     let mut attr = parts.to_raw()?;
     let reserved = deferred::Deferred::reserve()?;
     let state = id.is_none().then_some(State::Reset);
-    let context = QpPriv::new(parts.events, dev, state)?;
+    let prepared = match parts.rw_contexts {
+        0 => None,
+        _ => Some(prepared::PreparedList::new()?),
+    };
+    let context = QpPriv::new(parts.events, dev, prepared, state)?;
     attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
     attr.event_handler = context.events.is_some().then_some(on_event);
     let mut object = dev.object(crate::refs::Kind::Qp);
@@ -767,6 +782,7 @@ impl QpPriv {
     fn new(
         events: Option<Arc<dyn Events>>,
         dev: &Device,
+        prepared: Option<Arc<prepared::PreparedList>>,
         state: Option<State>,
     ) -> Result<Pin<KBox<Self>>> {
         let draining = drain::Draining::new()?;
@@ -783,6 +799,7 @@ impl QpPriv {
                 users: crate::sync::Users::new(),
                 is_ending: AtomicCell::new(false),
                 ended <- Completion::new(),
+                prepared,
                 iwarp: dev.is_iwarp(),
             }),
             events,
@@ -822,6 +839,8 @@ pub(crate) struct Transfers {
     /// Completed by the last transfer once [`Transfers::wait`] was called.
     #[pin]
     ended: Completion,
+    /// The contexts that were prepared. `None` if the QP was created without contexts.
+    pub(crate) prepared: Option<Arc<prepared::PreparedList>>,
     /// Set if the device is one of iWARP.
     pub(crate) iwarp: bool,
 }

@@ -251,7 +251,9 @@ pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages>
 /// While `state` has the address of a QP, and is not that of a context that is prepared, `cqe` and
 /// `inner` are accessed only by the call that has claimed this and, if that posts, by the
 /// completion then. From a successful [`RawCtx::map`] to the end of the transfer its QP, whose
-/// address `state` has, counts it, and `inner.raw` is initialised for it.
+/// address `state` has, counts it, and `inner.raw` is initialised for it. A context that is prepared
+/// is in the list of its QP, unless it is borrowed exclusively: the end of that takes it back.
+// It is not `Unpin`, so an exclusive reference does not claim that nothing else refers to it.
 #[repr(C)]
 struct RawCtx {
     inner: UnsafeCell<Inner>,
@@ -284,6 +286,8 @@ struct Inner {
     table: *mut bindings::sg_table,
     /// `None` if a peer may still write to its memory.
     owner: Option<sg::AnyOwner>,
+    /// That in the list of the QP for which this was prepared last.
+    entry: Option<Arc<qp::Entry>>,
 }
 
 // SAFETY: A transfer may be begun and end on any thread.
@@ -305,14 +309,20 @@ impl Ctx {
 
     /// Returns the bytes, for the CPU.
     pub fn cpu(&mut self) -> sg::CpuPages<'_> {
+        // SAFETY: This is borrowed exclusively, so it is neither posted nor being prepared.
+        let entry = unsafe { (*self.raw.inner.get()).entry.as_ref() };
+        // SAFETY: The context is borrowed for as long as what is returned.
+        let unlisted = entry.map(|entry| unsafe { qp::Unlisted::new(entry) });
         let qp = self.raw.qp();
-        let inner = self.raw.inner.get_mut();
-        // SAFETY: This is borrowed exclusively, so if there is a QP, a transfer is prepared for it,
-        // and by the invariant of `RawCtx` that is mapped and the QP there.
+        // SAFETY: This is borrowed exclusively, and the QP's end does not find it.
+        let inner = unsafe { &*self.raw.inner.get() };
+        // SAFETY: If there is a QP, a transfer is prepared for it. It is mapped and the QP there by
+        // the invariant of `RawCtx`, until what is returned lists the context again.
         let mapping = qp.map(|qp| unsafe { inner.mapping(qp) });
         // SAFETY: By the type invariant the owner is of this type.
-        let pages = (inner.owner.as_mut()).map(|owner| unsafe { owner.get::<sg::Pages>() });
-        sg::CpuPages::new(pages, mapping)
+        let pages = (inner.owner.as_ref()).map(|owner| unsafe { owner.get::<sg::Pages>() });
+        // SAFETY: This is borrowed exclusively, and the pages and the mapping with it.
+        unsafe { sg::CpuPages::new(pages, mapping, unlisted) }
     }
 }
 
@@ -367,7 +377,7 @@ impl<D: dma::Direction, O: sg::SgOwner<D>> Ctx<D, O> {
     /// ```
     pub fn cancel(&mut self) {
         // SAFETY: This is borrowed exclusively, so it is not posted.
-        unsafe { self.raw.finish(false) };
+        unsafe { self.raw.cancel() };
     }
 }
 
@@ -422,6 +432,7 @@ impl RawCtx {
                 ends: None,
                 table,
                 owner: None,
+                entry: None,
             }),
             len: len as usize,
             links: lost::Links::new(),
@@ -614,6 +625,45 @@ impl RawCtx {
         transfers.end(ptr::null_mut());
     }
 
+    /// Puts this into the list of a QP for which a transfer is prepared.
+    ///
+    /// # Safety
+    ///
+    /// The caller has claimed this for `qp`, which is valid, and has a reference to that.
+    unsafe fn list(&self, qp: NonNull<bindings::ib_qp>) -> Result {
+        // SAFETY: The QP is valid, as the caller promises.
+        let list = unsafe { qp::transfers(qp.as_ptr()) }.prepared.as_ref();
+        let list = list.ok_or(EINVAL)?;
+        // SAFETY: The caller has claimed this, which keeps all others from `inner`.
+        let entry = unsafe { &mut (*self.inner.get()).entry };
+        if entry.as_ref().is_some_and(|entry| entry.is_of(list)) {
+            return Ok(());
+        }
+        if let Some(entry) = entry.take() {
+            entry.remove();
+        }
+        // SAFETY: The QP does not end while the caller has a reference. The context removes its
+        // entry before it is freed.
+        *entry = Some(unsafe { qp::Entry::new(list, self) }?);
+        Ok(())
+    }
+
+    /// Ends the transfer that is prepared, if there is one, and takes this out of the list of its
+    /// QP. Any context.
+    ///
+    /// # Safety
+    ///
+    /// This is not posted, and nothing but the end of its QP uses it.
+    unsafe fn cancel(&self) {
+        // SAFETY: The end of the QP does not use this field, and nothing else does, as the caller
+        // promises.
+        if let Some(entry) = unsafe { (*self.inner.get()).entry.take() } {
+            entry.remove();
+        }
+        // SAFETY: The QP's end does not find this any longer, and nothing else uses it.
+        unsafe { self.finish(false) };
+    }
+
     /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one, or `then`, which
     /// follows, completes to this context.
     ///
@@ -639,11 +689,22 @@ impl RawCtx {
     }
 }
 
+impl qp::Prepared for RawCtx {
+    unsafe fn take_back(&self) {
+        let at = self.state.any_qp();
+        // INVARIANT: If it is prepared, the caller has this for itself from here on.
+        if at != RwState::IDLE && self.state.claim(at | RwState::PREPARED, at).is_ok() {
+            // SAFETY: This was just claimed, so it is not posted, and nothing else uses it.
+            unsafe { self.finish(false) };
+        }
+    }
+}
+
 impl Drop for RawCtx {
     fn drop(&mut self) {
         // SAFETY: This is being dropped, so no request is outstanding: a posted context is owned by
         // the queue, and one that was posted in part by the QP until it is drained.
-        unsafe { self.finish(false) };
+        unsafe { self.cancel() };
         // SAFETY: `RawCtx::new` has listed it.
         unsafe { lost::remove(self) };
     }
@@ -864,7 +925,13 @@ unsafe fn begin(
     };
     claimed.map_err(|error| (error, Some(0)))?;
     let Some(posted) = posted else {
-        // INVARIANT: The transfer is mapped.
+        // SAFETY: The context was claimed above for the QP, to which the caller has a reference.
+        if let Err(error) = unsafe { this.list(qp) } {
+            // SAFETY: Nothing is posted, and the claim keeps all others from the context.
+            unsafe { this.finish(true) };
+            return Err((error, Some(0)));
+        }
+        // INVARIANT: The transfer is mapped, and the context in the list of its QP.
         this.state.set(at | RwState::PREPARED);
         return Ok(());
     };
@@ -917,13 +984,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Maps the memory of a [`Ctx`] for a transfer and makes its requests (`rdma_rw_ctx_init`), so
     /// that it can be posted where one cannot sleep.
     ///
-    /// The QP is not destroyed before the transfer has completed, or was cancelled
-    /// ([`Ctx::cancel`]), as dropping the context does, too: a QP that waits for that for more than
-    /// a minute after its last reference is gone is leaked, and holds its device. Fails with
-    /// `EBUSY` if the context is posted or was prepared; `EINVAL` if the range is empty or not
-    /// inside of the memory, if that is lost, or the QP is not initialised or has no entries, or
-    /// MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all
-    /// are in use; `ENOMEM`. See Documentation/mr.rst.
+    /// When the last handle of the QP is gone, a transfer that was not posted is taken back, as by
+    /// [`Ctx::cancel`], wherever its context is: that does not keep the QP. Only a view of
+    /// [`Ctx::cpu`] does, until it is dropped.
+    ///
+    /// Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if the range is empty
+    /// or not inside of the memory, if that is lost, or the QP was created without contexts, is not
+    /// initialised or has no entries, or MRs are needed and cannot map the entries of the list;
+    /// `EAGAIN` if MRs are needed and all are in use; `ENOMEM`. See Documentation/mr.rst.
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         // SAFETY: The context is borrowed, and the QP is valid. Nothing is posted.
         unsafe { begin(rw.ctx.into(), rw.extents, self.any.target.raw, None) }.map_err(|(e, _)| e)

@@ -7,7 +7,8 @@
 
 use crate::{
     dma::Direction,
-    prelude::*, //
+    prelude::*,
+    qp, //
 };
 use core::{
     ops::{
@@ -42,7 +43,8 @@ impl<D: Direction> SgBuf<D> {
     /// Returns the bytes, for the CPU (`dma_sync_sgtable_for_cpu`, and `..._for_device` when the
     /// view is dropped).
     pub fn cpu(&mut self) -> CpuPages<'_> {
-        CpuPages::new(Some(&mut self.owner), Some(self.list.mapping.0))
+        // SAFETY: This is borrowed exclusively, and the pages and the mapping with it.
+        unsafe { CpuPages::new(Some(&self.owner), Some(self.list.mapping.0), None) }
     }
 }
 
@@ -168,18 +170,30 @@ pub struct CpuPages<'a> {
     /// `None` of a [`Ctx`](crate::rw::Ctx) that has lost them.
     pages: Option<&'a Pages>,
     mapping: Option<Mapping>,
+    /// Keeps the mapping of a [`Ctx`](crate::rw::Ctx) that is prepared.
+    _unlisted: Option<qp::Unlisted<'a>>,
 }
 
 impl<'a> CpuPages<'a> {
-    /// Makes the view of pages, and of the mapping of some of them, if there is one.
-    pub(crate) fn new(pages: Option<&'a mut Pages>, mapping: Option<Mapping>) -> Self {
+    /// Makes the view of pages, and of the mapping of some of them, if there is one, which
+    /// `unlisted` keeps if it is that of a transfer.
+    ///
+    /// # Safety
+    ///
+    /// The pages, and what unmaps them, are borrowed exclusively for `'a`.
+    pub(crate) unsafe fn new(
+        pages: Option<&'a Pages>,
+        mapping: Option<Mapping>,
+        unlisted: Option<qp::Unlisted<'a>>,
+    ) -> Self {
         if let Some(mapping) = &mapping {
             mapping.sync_for_cpu();
         }
         // INVARIANT: The pages are borrowed exclusively, from what unmaps them.
         Self {
-            pages: pages.map(|pages| &*pages),
+            pages,
             mapping,
+            _unlisted: unlisted,
         }
     }
 
@@ -529,9 +543,9 @@ impl AnyOwner {
     /// # Safety
     ///
     /// The owner is an `O`.
-    pub(crate) unsafe fn get<O>(&mut self) -> &mut O {
+    pub(crate) unsafe fn get<O>(&self) -> &O {
         // SAFETY: By the type invariant it is a valid value, and an `O`, as the caller promises.
-        unsafe { &mut *self.bytes.as_mut_ptr().cast() }
+        unsafe { &*self.bytes.as_ptr().cast() }
     }
 
     /// # Safety
