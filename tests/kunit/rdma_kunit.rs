@@ -68,6 +68,7 @@ suites! {
     null_fence: suite_null_fence,
     null_full: suite_null_full,
     null_iwarp: suite_null_iwarp,
+    null_lengths: suite_null_lengths,
     null_lost: suite_null_lost,
     null_modify: suite_null_modify,
     null_mr: suite_null_mr,

@@ -1059,8 +1059,8 @@ impl Cq<Waited> {
     }
 }
 
-/// An array of `N` completions, which [`Cq::poll`] fills. Those that are left in it when it is
-/// dropped, or filled again, are dispatched.
+/// An array of `N` completions, at most 64, which [`Cq::poll`] fills. Those that are left in it when
+/// it is dropped, or filled again, are dispatched.
 ///
 /// # Invariants
 ///
@@ -1077,10 +1077,16 @@ pub struct WcArray<const N: usize> {
 unsafe impl<const N: usize> Send for WcArray<N> {}
 
 impl<const N: usize> WcArray<N> {
-    /// Returns an empty array. One of no length does not compile.
+    /// Returns an empty array. One of another length than 1 to 64 does not compile: it is made on
+    /// the stack, where each entry takes 64 bytes.
     #[inline]
     pub const fn new() -> Self {
-        const { assert!(N > 0 && N <= 1 << 16, "an array has 1 to 65536 entries") };
+        const {
+            assert!(
+                N > 0 && N <= 64,
+                "an array has 1 to 64 entries, on the stack"
+            )
+        };
         // INVARIANT: There are no entries.
         Self {
             wcs: [const { MaybeUninit::uninit() }; N],

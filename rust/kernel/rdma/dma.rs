@@ -47,7 +47,8 @@ pub struct Buf<D: Direction> {
 }
 
 impl<D: Direction> Buf<D> {
-    /// Allocates and maps `len` zeroed bytes (`kzalloc`, `ib_dma_map_single`). Fails with `ENOMEM`;
+    /// Allocates and maps `len` zeroed bytes (`kzalloc`, `ib_dma_map_single`). Fails with `ENOMEM`,
+    /// as for more than `KMALLOC_MAX_SIZE` (4 MiB), which takes a [`SgBuf`];
     /// `EINVAL` for a length of zero; `EIO` if the memory could not be mapped.
     pub fn alloc(pd: &Pd, len: usize, _cx: &Sleepable) -> Result<Self> {
         // INVARIANT: The memory is mapped in this direction.
@@ -253,8 +254,9 @@ impl Mapped {
         if len == 0 {
             return Err(EINVAL);
         }
-        let mut bytes = KVec::<u8>::with_capacity(len, GFP_KERNEL)?;
-        bytes.extend_with(len, 0, GFP_KERNEL)?;
+        let flags = GFP_KERNEL | __GFP_NOWARN;
+        let mut bytes = KVec::<u8>::with_capacity(len, flags)?;
+        bytes.extend_with(len, 0, flags)?;
         let (dev, mut addr) = (pd.device().as_raw(), 0);
         let memory = bytes.as_mut_ptr();
         // SAFETY: The memory is valid for `len` bytes and from kmalloc, and the device is

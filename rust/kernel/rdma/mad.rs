@@ -788,7 +788,7 @@ struct Queue {
 
 impl Queue {
     fn new(capacity: usize) -> Result<impl PinInit<Self>> {
-        let queued = KVec::with_capacity(capacity, GFP_KERNEL)?;
+        let queued = KVec::with_capacity(capacity, GFP_KERNEL | __GFP_NOWARN)?;
         Ok(pin_init!(Self {
             mads <- kernel::new_spinlock!(Mads { queued, closed: None }),
             changed <- kernel::new_condvar!(),

@@ -51,6 +51,7 @@ pub(crate) use core::mem::ManuallyDrop;
 pub(crate) use core::mem::MaybeUninit;
 pub(crate) use core::ptr;
 pub(crate) use core::ptr::NonNull;
+pub(crate) use kernel::alloc::flags::__GFP_NOWARN;
 pub(crate) use kernel::error::from_err_ptr;
 pub(crate) use kernel::error::to_result;
 pub(crate) use kernel::fmt;

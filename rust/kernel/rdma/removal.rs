@@ -39,7 +39,7 @@ impl Place {
 ///
 /// The `Place` of the object at index `i` is `i`.
 struct List {
-    objects: KVec<Option<Arc<dyn OnRemoval>>>,
+    objects: KVVec<Option<Arc<dyn OnRemoval>>>,
     closed: bool,
 }
 
@@ -54,7 +54,7 @@ impl Removal {
     pub(crate) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             list <- kernel::new_mutex!(List {
-                objects: KVec::new(),
+                objects: KVVec::new(),
                 closed: false,
             }),
         })
@@ -66,7 +66,7 @@ impl Removal {
         if list.closed {
             return Err(ENODEV);
         }
-        list.objects.reserve(1, GFP_KERNEL)?;
+        list.objects.reserve(1, GFP_KERNEL | __GFP_NOWARN)?;
         let index = list.objects.len().try_into()?;
         object.place().0.store(index, atomic::Relaxed);
         list.objects.push_within_capacity(Some(object))?;

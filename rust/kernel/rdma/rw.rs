@@ -63,6 +63,7 @@ use core::{
 };
 use kernel::{
     alloc::Flags,
+    page::PAGE_SIZE,
     types::{
         NotThreadSafe,
         Opaque, //
@@ -71,6 +72,20 @@ use kernel::{
 
 const READ: bindings::dma_data_direction = bindings::dma_data_direction::DMA_FROM_DEVICE;
 const WRITE: bindings::dma_data_direction = bindings::dma_data_direction::DMA_TO_DEVICE;
+
+/// Returns how many values of a type one allocation has at most.
+const fn most<T>() -> usize {
+    bindings::KMALLOC_MAX_SIZE as usize / size_of::<T>()
+}
+
+type RegCtx = bindings::rdma_rw_ctx__bindgen_ty_1_rdma_rw_reg_ctx;
+
+/// The number of entries of a scatter list at most: C has an array of as many `struct ib_sge`.
+const MAX_ENTRIES: usize = most::<bindings::ib_sge>();
+
+/// The number of entries of which C can make requests whatever one request or MR can have: one of
+/// its arrays has a `struct ib_rdma_wr` for each request, another one more for each MR.
+const FEW_ENTRIES: usize = most::<RegCtx>();
 
 /// The memory of a transfer, on both sides.
 struct Extents {
@@ -302,8 +317,11 @@ unsafe impl<D: dma::Direction, O: sg::SgOwner<D>> Sync for Ctx<D, O> {}
 
 impl Ctx {
     /// Allocates `len` zeroed bytes, in as many pages as that takes. Fails with `ENOMEM`; `EINVAL`
-    /// for a length of zero or of 4 GiB and more.
+    /// for a length of zero, or of more pages than [`Ctx::new`] takes entries.
     pub fn alloc(len: usize, cx: &Sleepable) -> Result<Self> {
+        if len.div_ceil(PAGE_SIZE) > MAX_ENTRIES {
+            return Err(EINVAL);
+        }
         Ok(Self::new(sg::Pages::alloc(len, cx)?, GFP_KERNEL)?)
     }
 
@@ -328,7 +346,8 @@ impl Ctx {
 
 impl<D: dma::Direction, O: sg::SgOwner<D>> Ctx<D, O> {
     /// Makes the context of an owner's memory. Gives the owner back with `EINVAL` if the memory has
-    /// no bytes, or 4 GiB and more; with `ENOMEM`.
+    /// no bytes, 4 GiB and more, or more entries than C can make requests of: `KMALLOC_MAX_SIZE` by
+    /// 16, which is 1 GiB in pages of 4 KiB; with `ENOMEM`.
     pub fn new(mut owner: O, flags: Flags) -> Result<Self, sg::SgMapError<O>> {
         let table = owner.table();
         match RawCtx::new(table, flags) {
@@ -401,6 +420,14 @@ impl Inner {
         }
     }
 
+    /// Returns the state in which no transfer has this. The list is not cut.
+    fn idle(&self) -> usize {
+        match self.count as usize <= FEW_ENTRIES {
+            true => RwState::IDLE,
+            false => RwState::LARGE,
+        }
+    }
+
     /// Makes the list what it was before it was cut.
     fn uncut(&mut self) {
         if let Some(ends) = self.ends.take() {
@@ -418,6 +445,9 @@ impl RawCtx {
     fn new(table: *mut bindings::sg_table, flags: Flags) -> Result<KBox<Self>> {
         // SAFETY: The owner, which the caller has, has just returned the table: it is valid.
         let ((len, _), all) = unsafe { (sg::extent(table)?, &*table) };
+        if all.orig_nents as usize > MAX_ENTRIES {
+            return Err(EINVAL);
+        }
         // INVARIANT: No transfer is posted. The list is all of the table.
         let this = Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
@@ -437,6 +467,8 @@ impl RawCtx {
             len: len as usize,
             links: lost::Links::new(),
         };
+        // SAFETY: Nothing else uses the context yet.
+        this.state.set(unsafe { &*this.inner.get() }.idle());
         let this = KBox::new(this, flags)?;
         // SAFETY: The context is new, stays in its box, and removes itself when it is dropped.
         unsafe { lost::add(&*this) };
@@ -481,7 +513,7 @@ impl RawCtx {
             )
         };
         if ret < 0 {
-            return Err(self.not_mapped(ret));
+            return Err(self.not_mapped(Error::from_errno(ret)));
         }
         // SAFETY: The QP is valid, as the caller promises.
         unsafe { qp::transfers(qp.as_ptr()) }.begin();
@@ -491,11 +523,12 @@ impl RawCtx {
     /// Ends the claim of the caller.
     #[cold]
     #[inline(never)]
-    fn not_mapped(&self, ret: c_int) -> Error {
+    fn not_mapped(&self, error: Error) -> Error {
         // SAFETY: The caller has claimed this, which keeps all others from `inner`.
-        unsafe { (*self.inner.get()).uncut() };
-        self.state.set(RwState::IDLE);
-        Error::from_errno(ret)
+        let inner = unsafe { &mut *self.inner.get() };
+        inner.uncut();
+        self.state.set(inner.idle());
+        error
     }
 
     /// Claims this for a transfer that was not prepared, checks that, and maps its memory.
@@ -506,7 +539,12 @@ impl RawCtx {
     unsafe fn map_part(&self, qp: NonNull<bindings::ib_qp>, extents: Extents) -> Result {
         let Extents { range, remote, dir } = extents;
         // INVARIANT: If it is idle, the caller has this for itself from here on.
-        match self.state.claim(RwState::IDLE, qp.as_ptr() as usize) {
+        let claim = |idle| self.state.claim(idle, qp.as_ptr() as usize);
+        let claimed = claim(RwState::IDLE).or_else(|state| match state {
+            RwState::LARGE => claim(RwState::LARGE),
+            state => Err(state),
+        });
+        match claimed {
             Ok(_) => {}
             Err(RwState::LOST) => return Err(EINVAL),
             Err(_) => return Err(EBUSY),
@@ -520,8 +558,7 @@ impl RawCtx {
         let range = range.unwrap_or(0..self.len);
         // C divides by the first two, and looks the port up.
         if range.is_empty() || range.end > self.len || sges == 0 || pages == 0 || port == 0 {
-            self.state.set(RwState::IDLE);
-            return Err(EINVAL);
+            return Err(self.not_mapped(EINVAL));
         }
         if range.len() != self.len {
             // INVARIANT: The entries are some of the table.
@@ -532,6 +569,12 @@ impl RawCtx {
                 let inner = &mut *self.inner.get();
                 (inner.first, inner.count, inner.ends) = sg::cut(inner.table, &range);
             }
+        }
+        // SAFETY: The claim keeps all others from `inner`.
+        let entries = unsafe { (*self.inner.get()).count };
+        let (requests, mrs) = (entries.div_ceil(sges), entries.div_ceil(pages.min(256)));
+        if requests as usize > most::<bindings::ib_rdma_wr>() || mrs as usize > FEW_ENTRIES {
+            return Err(self.not_mapped(EINVAL));
         }
         // SAFETY: This was claimed above. The QP is valid, as the caller promises, and it and its
         // device have the limits that were just checked.
@@ -611,7 +654,7 @@ impl RawCtx {
         inner.uncut();
         inner.exposed = false;
         if ended {
-            self.state.set(RwState::IDLE);
+            self.state.set(inner.idle());
         } else {
             if let Some(owner) = inner.owner.take() {
                 // INVARIANT: The mapping is of the owner's memory, and for the QP's device. The QP
@@ -990,8 +1033,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if the range is empty
     /// or not inside of the memory, if that is lost, or the QP was created without contexts, is not
-    /// initialised or has no entries, or MRs are needed and cannot map the entries of the list;
-    /// `EAGAIN` if MRs are needed and all are in use; `ENOMEM`. See Documentation/mr.rst.
+    /// initialised, has no entries, or so few that C could not make the requests in one piece, or
+    /// MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all are
+    /// in use; `ENOMEM`. See Documentation/mr.rst.
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         // SAFETY: The context is borrowed, and the QP is valid. Nothing is posted.
         unsafe { begin(rw.ctx.into(), rw.extents, self.any.target.raw, None) }.map_err(|(e, _)| e)

@@ -34,8 +34,9 @@ pub type SgBuf<D> = SgMap<Pages, D>;
 
 impl<D: Direction> SgBuf<D> {
     /// Allocates `len` zeroed bytes, in as many pages as that takes, and maps them (`alloc_page`,
-    /// `sg_alloc_table_from_pages`, `ib_dma_map_sg`). Fails with `ENOMEM`; `EINVAL` for a length of
-    /// zero or of 4 GiB and more; `EIO` if the memory could not be mapped.
+    /// `sg_alloc_table_from_pages`, `ib_dma_map_sg`). Fails with `ENOMEM`, as for more than 2 GiB on
+    /// most kernels; `EINVAL` for a length of zero or of 4 GiB and more; `EIO` if the memory could
+    /// not be mapped.
     pub fn alloc(pd: &Pd, len: usize, cx: &Sleepable) -> Result<Self> {
         Ok(Self::new(pd, Pages::alloc(len, cx)?)?)
     }
@@ -84,8 +85,9 @@ impl Pages {
             return Err(EINVAL);
         }
         let count = len.div_ceil(PAGE_SIZE);
-        let mut pages = KVec::with_capacity(count, GFP_KERNEL)?;
-        let mut raw = KVec::with_capacity(count, GFP_KERNEL)?;
+        let flags = GFP_KERNEL | __GFP_NOWARN;
+        let mut pages = KVec::with_capacity(count, flags)?;
+        let mut raw = KVec::with_capacity(count, flags)?;
         for _ in 0..count {
             let page = Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?;
             raw.push_within_capacity(page.as_ptr())?;

@@ -341,7 +341,8 @@ impl SrqReservation {
         } else {
             let (reservation, qps) = (cq::reserve(cq, srq.count)?, 1);
             // INVARIANT: This is the first.
-            list.push(CqReservation { reservation, qps }, GFP_KERNEL)?;
+            let flags = GFP_KERNEL | __GFP_NOWARN;
+            list.push(CqReservation { reservation, qps }, flags)?;
         }
         Ok(Self {
             srq: srq.clone(),
@@ -399,7 +400,7 @@ trait AnySlots: Send + Sync {
 /// # Invariants
 ///
 /// The pointers are from `KBox::into_raw`.
-struct Slots<T, const N: usize>(KVec<NonNull<Memory<T>>>);
+struct Slots<T, const N: usize>(KVVec<NonNull<Memory<T>>>);
 
 // SAFETY: It owns the values, which are `Send`.
 unsafe impl<T: Send, const N: usize> Send for Slots<T, N> {}
@@ -408,7 +409,10 @@ unsafe impl<T: Send, const N: usize> Sync for Slots<T, N> {}
 
 impl<T: Receive<N>, const N: usize> Slots<T, N> {
     fn new<I: PinInit<T, Error>>(slots: u32, mut init: impl FnMut(u32) -> I) -> Result<Self> {
-        let mut all = Self(KVec::with_capacity(slots as usize, GFP_KERNEL)?);
+        let mut all = Self(KVVec::with_capacity(
+            slots as usize,
+            GFP_KERNEL | __GFP_NOWARN,
+        )?);
         for i in 0..slots {
             let value = init(i);
             // INVARIANT: The slot is neither posted nor handed out.

@@ -120,14 +120,16 @@ impl Users {
 ///
 /// # Invariants
 ///
-/// [`RwState::IDLE`] if it is not claimed; [`RwState::LOST`] if its memory is lost; the address of
-/// the QP while a transfer has it, with [`RwState::PREPARED`] while one is only prepared.
+/// [`RwState::IDLE`] if it is not claimed, or [`RwState::LARGE`] if each transfer of its memory has
+/// to be looked at; [`RwState::LOST`] if its memory is lost; the address of the QP while a transfer
+/// has it, with [`RwState::PREPARED`] while one is only prepared.
 pub(crate) struct RwState(AtomicUsize);
 
 impl RwState {
     pub(crate) const IDLE: usize = 0;
     pub(crate) const PREPARED: usize = 1;
     pub(crate) const LOST: usize = 2;
+    pub(crate) const LARGE: usize = 4;
     /// The state of no context.
     pub(crate) const NEVER: usize = usize::MAX;
 
@@ -136,7 +138,8 @@ impl RwState {
         Self(AtomicUsize::new(Self::IDLE))
     }
 
-    /// Claims a context in the state `from`, idle or prepared for this QP, for a transfer of that.
+    /// Claims a context in the state `from`, idle, large or prepared for this QP, for a transfer of
+    /// that.
     /// Fails with the state. Acquire: see [`RwState::set`].
     #[inline]
     pub(crate) fn claim(&self, from: usize, qp: usize) -> core::result::Result<usize, usize> {
@@ -153,7 +156,7 @@ impl RwState {
 
     /// Returns whether somebody has a context of this state.
     pub(crate) fn is_claimed(state: usize) -> bool {
-        !matches!(state, Self::IDLE | Self::LOST) && state & Self::PREPARED == 0
+        !matches!(state, Self::IDLE | Self::LOST | Self::LARGE) && state & Self::PREPARED == 0
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -169,7 +172,7 @@ impl RwState {
     /// Returns the QP of the transfer, prepared or not, for one who has the context; 0 for none.
     pub(crate) fn any_qp(&self) -> usize {
         match self.qp() {
-            Self::LOST => 0,
+            Self::LOST | Self::LARGE => 0,
             state => state & !Self::PREPARED,
         }
     }

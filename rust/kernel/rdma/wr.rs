@@ -55,7 +55,10 @@ impl Sge<'_> {
 #[derive(Clone, Copy)]
 pub struct SgeMut<'a>(pub(crate) Sge<'a>);
 
-/// Entries whose number, at least one and at most `N`, is known at run time only.
+/// The number of entries that a request has at most: they are on the stack.
+const MAX_SGES: usize = 64;
+
+/// Entries whose number, at least one and at most `N`, is known at run time only. `N` is at most 64.
 ///
 /// # Examples
 ///
@@ -81,7 +84,12 @@ impl<E: Copy, const N: usize> SgeList<E, N> {
     /// A list of one entry.
     #[inline]
     pub fn new(first: E) -> Self {
-        const { assert!(N > 0, "a list has at least one entry") };
+        const {
+            assert!(
+                N > 0 && N <= MAX_SGES,
+                "a list has 1 to 64 entries, on the stack"
+            )
+        };
         let sges = [first; N];
         Self { sges, len: 1 }
     }
@@ -109,6 +117,12 @@ impl<E, const N: usize> private::Sealed for [E; N] {}
 impl<E, const N: usize> Entries<E, N> for [E; N] {
     #[inline]
     fn into_list(self) -> SgeList<E, N> {
+        const {
+            assert!(
+                N <= MAX_SGES,
+                "a request has up to 64 entries, on the stack"
+            )
+        };
         SgeList { sges: self, len: N }
     }
 }

@@ -858,7 +858,8 @@ impl Listening {
         let mut list = self.unconfirmed.lock();
         // Ids that are established or destroyed have no waiters.
         list.retain(|it| !it.is_over());
-        if list.len() >= self.backlog.saturating_mul(2) || list.reserve(1, GFP_KERNEL).is_err() {
+        let most = self.backlog.saturating_mul(2);
+        if list.len() >= most || list.reserve(1, GFP_KERNEL | __GFP_NOWARN).is_err() {
             return false;
         }
         let mut waiting = list.iter().filter(|it| it.is_waiting());

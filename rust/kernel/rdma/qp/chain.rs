@@ -81,7 +81,8 @@ struct Links<const SGES: usize> {
     len: usize,
 }
 
-/// A chain of up to `LINKS` requests of up to `SGES` entries each, which is being made.
+/// A chain of up to `LINKS` requests of up to `SGES` entries each, which is being made. All are on
+/// the stack: a chain of more than 4 KiB, as 24 requests of one entry, does not compile.
 ///
 /// See [`Qp::post_chain`].
 ///
@@ -175,6 +176,12 @@ impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
         owner: *const T,
         make: impl FnOnce(&'a T, &mut Self) -> Result,
     ) -> Result<Self> {
+        const {
+            assert!(
+                size_of::<[Slot<SGES>; LINKS]>() <= 4096,
+                "a chain takes at most 4 KiB of the stack: post several (`Qp::batch`)"
+            )
+        };
         // INVARIANT: There is no request yet.
         let mut chain = Self {
             links: Links {

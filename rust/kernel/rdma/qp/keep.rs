@@ -4,10 +4,7 @@
 //! peers of iWARP have a key to their memory, destroyed.
 
 use crate::prelude::*;
-use kernel::{
-    alloc::flags::__GFP_NOWARN,
-    sync::SpinLockIrq, //
-};
+use kernel::sync::SpinLockIrq;
 
 /// An owner that a QP keeps.
 pub(crate) trait Kept: Send {

@@ -200,7 +200,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         }
         let poller = qp.any.send_poller().ok_or(EINVAL)?;
         let len = owners.next_power_of_two();
-        let mut entries = KVec::with_capacity(len as usize, GFP_KERNEL)?;
+        let mut entries = KVec::with_capacity(len as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for _ in 0..len {
             entries.push(UnsafeCell::new(MaybeUninit::uninit()), GFP_KERNEL)?;
         }

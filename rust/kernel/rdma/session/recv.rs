@@ -109,11 +109,11 @@ impl RecvRing<'_> {
     pub fn post<T: RecvHandler>(&self, conn: &Arc<T>, cx: &Sleepable) -> Result {
         let (qp, withheld) = (conn.qp(), Arc::new(AtomicU32::new(self.count), GFP_KERNEL)?);
         let mut table = Table {
-            recvs: KVec::with_capacity(self.count as usize, GFP_KERNEL)?,
+            recvs: KVec::with_capacity(self.count as usize, GFP_KERNEL | __GFP_NOWARN)?,
             withheld: withheld.clone(),
             suspects: AtomicBool::new(false),
         };
-        let mut recvs = KVec::with_capacity(self.count as usize, GFP_KERNEL)?;
+        let mut recvs = KVec::with_capacity(self.count as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for _ in 0..self.count {
             let recv = KBox::new_uninit(GFP_KERNEL)?;
             let buf = Buf::alloc(self.pd, self.len, cx)?;

@@ -643,7 +643,8 @@ impl<X: Exchange> Tags<X> {
     ///
     /// Fails with `EINVAL` if both queues of the QP do not complete to one CQ, or that is
     /// [shared](Cq::pool_get), or if there are 0 or more than 65,536 exchanges, or too many bits;
-    /// `ENOMEM`; or the error of `init`.
+    /// `ENOMEM`, as where all exchanges take more than `KMALLOC_MAX_SIZE` (4 MiB): put what is large
+    /// into boxes; or the error of `init`.
     pub fn new<C>(
         qp: &Qp<C>,
         count: u32,
@@ -661,7 +662,7 @@ impl<X: Exchange> Tags<X> {
         // First, so that there is little to drop where a step fails.
         let table = KBox::<Table<X>>::new_uninit(GFP_KERNEL)?;
         let words = words(count)?;
-        let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL)?;
+        let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for index in 0..count {
             let bit = 1 << (index % TAGS);
             let index = index as u16;
