@@ -39,6 +39,19 @@ impl Ring {
         })
     }
 
+    /// As `SendRing::refused` of a chain that was posted in part.
+    fn keep_in_part(&self, owner: u32) {
+        let place = self.places.next(PLACES).unwrap();
+        // SAFETY: This is what is checked.
+        self.entries[(place % PLACES) as usize].with_mut(|e| unsafe { *e = (owner, true) });
+        self.places.publish(true);
+        let place = self.places.unpublish(true);
+        // SAFETY: This is what is checked.
+        self.entries[(place % PLACES) as usize].with_mut(|e| unsafe { (*e).1 = false });
+        self.places.publish(false);
+        self.queue.lock().unwrap().push(false);
+    }
+
     /// As `SendRing::post`.
     fn post(&self, owner: u32, signaled: bool, refused: bool) -> bool {
         let Some(place) = self.places.next(PLACES) else {
@@ -171,6 +184,26 @@ fn refused_owner_is_not_in_the_ring() {
         assert_eq!(ring.complete(), 1);
         ring.done(true);
         assert_eq!(ring.back.load(Ordering::Relaxed), 2);
+    });
+}
+
+#[test]
+fn owner_of_a_part_comes_back_with_the_next() {
+    loom::model(|| {
+        let ring = Ring::new();
+        assert!(ring.post(0, true, false));
+        assert_eq!(ring.complete(), 1);
+        let handler = {
+            let ring = ring.clone();
+            thread::spawn(move || ring.done(true))
+        };
+        ring.keep_in_part(1);
+        handler.join().unwrap();
+        assert_eq!(ring.back.load(Ordering::Relaxed), 1);
+        assert!(ring.post(2, true, false));
+        assert_eq!(ring.complete(), 1);
+        ring.done(true);
+        assert_eq!(ring.back.load(Ordering::Relaxed), 3);
     });
 }
 

@@ -6,6 +6,7 @@ use super::{
     chain,
     post,
     Chain,
+    Inner,
     Kept, //
 };
 use crate::{
@@ -39,6 +40,11 @@ use core::{
 /// It does not keep its QP. Owners that are in it come back in [`SendRing::reclaim`], or are
 /// dropped when the QP was destroyed.
 ///
+/// A ring that is full has a signaled request, whatever the driver has refused, so it has room again
+/// when that has completed. There are two exceptions, after which only [`SendRing::reclaim`] helps:
+/// a driver that does not say which request it has refused, and did not post the signaled ones; and
+/// completions that are all dispatched from a [`WcArray`], which give nothing back by themselves.
+///
 /// Documentation/qp.rst has an example.
 ///
 /// # Invariants
@@ -46,7 +52,7 @@ use core::{
 /// This is invariant in `P`, as the ring, which others use too, has its owners in cells.
 pub struct SendRing<P: CqePointer<ID>, const ID: u64 = 0> {
     ring: RingRef<P, ID, KEEPER>,
-    /// The number of owners since the last signaled one.
+    /// The number of owners in the ring since the last signaled one; less than all that it takes.
     unsignaled: u32,
     /// Set if there may be an RDMA READ among the requests of these.
     reads: bool,
@@ -67,6 +73,7 @@ struct Entry<P> {
 ///
 /// - `cqe` has the callback for this type.
 /// - `entries` has a power of two.
+/// - `inner` is that of the QP `qp`, and valid while there is a handle of that.
 /// - The entries in use, by `places`, are initialised. The producer, which has the handle
 ///   exclusively, uses the others; a handler of the CQ of `poller`, of which one runs at a time,
 ///   uses these, or the producer once the QP was drained, or the keeper once it is destroyed.
@@ -77,6 +84,7 @@ struct Ring<P: CqePointer<ID>, const ID: u64> {
     places: Spsc,
     poller: cq::Poller,
     qp: wr::QpId,
+    inner: NonNull<Inner>,
     /// That of the QP: see [`AnyQp::names_first`](super::AnyQp::names_first).
     names_first: bool,
     /// One in so many is signaled.
@@ -187,9 +195,12 @@ unsafe extern "C" fn done<P: CqePointer<ID>, const ID: u64>(
 impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     /// Makes a ring for `owners` owners of sends of a QP, of which one in `interval` is signaled.
     ///
-    /// Fails with `EINVAL` if the interval is not between 1 and half of the owners, so that there
-    /// is always a signaled one when the ring is full, or if the QP's sends complete to a
-    /// [shared](Cq::pool_get) CQ; `ENOMEM`.
+    /// The send queue is to have room for the requests of as many owners, as one that is full of
+    /// requests that are not signaled has none again before the end of the QP.
+    ///
+    /// Fails with `EINVAL` if the interval is not between 1 and half of the owners, so that a full
+    /// ring waits for half of its owners at most, if there are more than 65,536, or if the QP's
+    /// sends complete to a [shared](Cq::pool_get) CQ; `ENOMEM`.
     pub fn new<S, R>(qp: &Qp<S, R>, owners: u32, interval: u32, cx: &Sleepable) -> Result<Self>
     where
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
@@ -204,7 +215,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         for _ in 0..len {
             entries.push(UnsafeCell::new(MaybeUninit::uninit()), GFP_KERNEL)?;
         }
-        // INVARIANT: No entry is in use.
+        // INVARIANT: No entry is in use. The QP keeps `inner` in its place.
         let ring = Ring::<P, ID> {
             cqe: bindings::ib_cqe {
                 done: Some(done::<P, ID>),
@@ -213,6 +224,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             places: Spsc::new(2),
             poller,
             qp: qp.id(),
+            inner: NonNull::from(&*qp.any.inner),
             names_first: qp.any.names_first(),
             interval,
             owners,
@@ -237,9 +249,11 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     /// completion. If one before it has failed, that has failed, too.
     ///
     /// Any context. Fails as [`Qp::post_chain`]; gives the owner back also with `EAGAIN` if the
-    /// ring is full, and with `EINVAL` if it is of another QP or was reclaimed. Requests that were
-    /// posted before one that the driver has refused keep the owner, which comes back with the
-    /// next.
+    /// ring is full, and with `EINVAL` if it is of another QP or was reclaimed.
+    ///
+    /// Requests that were posted before one that the driver has refused keep the owner, which comes
+    /// back with the next. If it would fill the ring and none in that is signaled, as after many
+    /// refusals in a row, the QP keeps it instead, and drops it when it was drained.
     #[inline]
     pub fn post<S, R, const LINKS: usize, const SGES: usize>(
         &mut self,
@@ -284,7 +298,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             Ok(()) if signaled => (self.unsignaled, self.reads) = (0, false),
             Ok(()) => (self.unsignaled, self.reads) = (self.unsignaled + 1, reads),
             // SAFETY: These are the requests of the entry, and the last one was to be signaled if
-            // that says so.
+            // that says so. The QP is borrowed, and is that of the ring, as was just checked.
             Err(refused) => return Err(unsafe { self.refused(refused, signaled, reads) }),
         }
         Ok(())
@@ -294,7 +308,8 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     ///
     /// # Safety
     ///
-    /// They are those of the last entry that was published, which says `signaled`.
+    /// They are those of the last entry that was published, which says `signaled`, and the caller
+    /// has the QP of the ring.
     #[cold]
     #[inline(never)]
     unsafe fn refused<const SGES: usize>(
@@ -314,11 +329,9 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
                 }
                 // No completion comes for the last entry, and none that does ends with it.
                 let entry = ring.entry(ring.places.unpublish(signaled));
-                if n == 0 {
-                    // SAFETY: The entry was just taken back, so it is the producer's, and
-                    // initialised.
-                    Some(unsafe { entry.read() }.owner)
-                } else {
+                // The place in which the ring would be full without a signaled one stays free.
+                let has_place = n > 0 && self.unsignaled + 1 < ring.owners;
+                if has_place {
                     // SAFETY: The entry was just taken back, so it is the producer's, and
                     // initialised.
                     unsafe { (*entry).signaled = false };
@@ -326,20 +339,34 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
                     ring.places.publish(false);
                     (self.unsignaled, self.reads) = (self.unsignaled + 1, reads);
                     None
+                } else {
+                    // SAFETY: The entry was just taken back, so it is the producer's, and
+                    // initialised.
+                    Some(unsafe { entry.read() }.owner)
                 }
             }
             None => {
                 post::unnamed();
+                // If it is signaled, its completion may come.
+                self.unsignaled += u32::from(!signaled);
                 // An RDMA READ may be in the queue.
                 self.reads |= reads;
                 None
             }
         };
-        PostError::in_part(owner, posted.unwrap_or(0) as u32, error)
+        let mut error = PostError::in_part(owner, posted.unwrap_or(0) as u32, error);
+        if error.posted() > 0 {
+            if let Some(owner) = error.owner.take() {
+                // SAFETY: The caller has the QP.
+                let inner = unsafe { ring.inner.as_ref() };
+                inner.keep_until_drained::<P, P::Target>(owner);
+            }
+        }
+        error
     }
 
     /// Drains the QP, and calls `back` with each owner that is left in the ring, in the order of
-    /// the queue. Nothing is posted by the ring after this. Fails as [`Qp::drain`], and with
+    /// the queue; what the QP keeps is dropped. Nothing is posted by the ring after this. Fails as [`Qp::drain`], and with
     /// `EINVAL` if the ring is of another QP.
     pub fn reclaim<S: PollContext, R: PollContext>(
         &mut self,
