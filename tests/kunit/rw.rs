@@ -16,16 +16,11 @@ use crate::fixture::{
     Link,
     Polled, //
 };
-use core::ops::Bound;
+use core::ops::{
+    Bound,
+    Deref, //
+};
 use kernel::{
-    alloc::{
-        allocator::{
-            Kmalloc,
-            Vmalloc, //
-        },
-        Allocator,
-        Vec, //
-    },
     new_spinlock_irq,
     page::PAGE_SIZE,
     prelude::*,
@@ -249,9 +244,10 @@ impl<D: Direction, O: SgOwner<D>> Foreign<D, O> {
 
 /// A peer's memory is read into a vector, and written from one that is shared, in parts that begin
 /// and end within entries.
-fn others_memory<A: Allocator + Unpin + 'static>() -> Result
+fn others_memory<V, O>(list: O, into_vector: fn(O) -> V) -> Result
 where
-    Vec<u8, A>: Send + Unpin,
+    V: Deref<Target = [u8]>,
+    O: SgOwner<Bidirectional>,
 {
     let (t, all) = (Transfers::<Softirq>::new()?, pattern(LEN)?);
     let shared = Arc::new(pattern(LEN)?, GFP_KERNEL)?;
@@ -270,8 +266,7 @@ where
     let back = data.into_owner().ok_or(EINVAL)?.into_inner();
     check!(Arc::ptr_eq(&back, &shared));
 
-    let vector = Vec::<u8, A>::from_elem(0, LEN, GFP_KERNEL)?;
-    let mut data: Ctx<Bidirectional, _> = Ctx::new(SgList::new(vector, t.cx())?, GFP_KERNEL)?;
+    let mut data: Ctx<Bidirectional, _> = Ctx::new(list, GFP_KERNEL)?;
     for range in &ranges {
         let remote = t.remote_at(range.start);
         let outcome;
@@ -280,7 +275,7 @@ where
         })?;
         check_eq!(outcome, Ok(Opcode::RdmaRead));
     }
-    let vector = data.into_owner().ok_or(EINVAL)?.into_inner();
+    let vector = into_vector(data.into_owner().ok_or(EINVAL)?);
     check!(vector[..] == all[..]);
     Ok(())
 }
@@ -328,12 +323,20 @@ mod tests {
 
     #[test]
     fn memory_of_a_vector() -> Result {
-        others_memory::<Kmalloc>()
+        let vector = KVec::from_elem(0, LEN, GFP_KERNEL)?;
+        others_memory(
+            SgList::new(vector, &Sleepable::current()?)?,
+            SgList::into_inner,
+        )
     }
 
     #[test]
     fn memory_of_a_vector_of_pages() -> Result {
-        others_memory::<Vmalloc>()
+        let vector = VVec::from_elem(0, LEN, GFP_KERNEL)?;
+        others_memory(
+            SgList::new(vector, &Sleepable::current()?)?,
+            SgList::into_inner,
+        )
     }
 
     /// The first entry ends within its page, so there are no pages that an MR could map.

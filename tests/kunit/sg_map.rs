@@ -20,16 +20,14 @@ use crate::fixture::{
 };
 use core::ops::Deref;
 use kernel::{
-    alloc::{
-        Allocator,
-        Vec, //
-    },
+    new_spinlock_irq,
     page::PAGE_SIZE,
     prelude::*, //
 };
 use rdma::{
     dma::Direction,
     prelude::*,
+    rw::Ctx,
     sg::{
         SgList,
         SgMap,
@@ -63,19 +61,19 @@ fn map<O: SgOwner<D>, D: Direction>(env: &Env, owner: O) -> Result<SgMap<O, D>> 
 }
 
 /// A peer writes a vector.
-fn written<A: Allocator + Unpin + 'static>() -> Result
+fn written<V, O>(list: O, into_vector: fn(O) -> V) -> Result
 where
-    Vec<u8, A>: Send + Unpin,
+    V: Deref<Target = [u8]>,
+    O: SgOwner<Bidirectional>,
 {
     let (link, bytes) = (Link::<Softirq>::new()?, pattern(LEN)?);
     let cx = &link.env.cx;
-    let vector = Vec::<u8, A>::from_elem(0, LEN, GFP_KERNEL)?;
-    let memory = map::<_, Bidirectional>(&link.env, SgList::new(vector, cx)?)?;
+    let memory = map::<_, Bidirectional>(&link.env, list)?;
     let (region, remote) = register(&link, Region::new(memory, cx)?, both)?;
     write_flushed(&link, remote, &bytes)?;
     let (region, _) = invalidate(&link, region)?;
     let (_mr, memory) = region.into_parts().map_err(|_| EBUSY)?;
-    check!(memory.into_owner().into_inner()[..] == bytes[..]);
+    check!(into_vector(memory.into_owner())[..] == bytes[..]);
     Ok(())
 }
 
@@ -112,12 +110,38 @@ mod tests {
 
     #[test]
     fn kmalloc_is_written() -> Result {
-        written::<kernel::alloc::allocator::Kmalloc>()
+        let vector = KVec::from_elem(0, LEN, GFP_KERNEL)?;
+        written(
+            SgList::new(vector, &Sleepable::current()?)?,
+            SgList::into_inner,
+        )
     }
 
     #[test]
     fn vmalloc_is_written() -> Result {
-        written::<kernel::alloc::allocator::Vmalloc>()
+        let vector = VVec::from_elem(0, LEN, GFP_KERNEL)?;
+        written(
+            SgList::new(vector, &Sleepable::current()?)?,
+            SgList::into_inner,
+        )
+    }
+
+    /// Mapped or not, with a spinlock held.
+    #[test]
+    fn vectors_are_freed_in_atomic_context() -> Result {
+        let (env, lock) = (Env::new()?, Counter::new()?);
+        let lock = Arc::pin_init(new_spinlock_irq!(lock), GFP_KERNEL)?;
+        let cx = &env.cx;
+        let virt = || SgList::new(VVec::from_elem(1, LEN, GFP_KERNEL)?, cx);
+        let either = |len| SgList::new(KVVec::from_elem(1, len, GFP_KERNEL)?, cx);
+        let mapped = map::<_, ToDevice>(&env, virt()?)?;
+        let context: Ctx<ToDevice, _> = Ctx::new(virt()?, GFP_KERNEL)?;
+        let lists = (virt()?, either(LEN)?, either(5 << 20)?);
+        let kept = SgList::new(KVec::from_elem(1, LEN, GFP_KERNEL)?, cx)?;
+        let guard = lock.lock();
+        drop((mapped, context, lists, kept));
+        drop(guard);
+        Ok(())
     }
 
     #[test]

@@ -5,7 +5,9 @@
 //! A token of type [`Atomic`] or [`Sleepable`] is a proof of the caller's context: a function that
 //! may sleep, or that takes a lock which is not for softirqs, takes a [`&Sleepable`](Sleepable),
 //! and a completion handler gets the token of its context. A function without one may be called in
-//! any context, softirqs and interrupts included, and all objects may be dropped there.
+//! any context, softirqs and interrupts included, and all objects may be dropped there. What the
+//! crate frees sleeps nowhere, but a value of the ULP's that an object has is dropped with it: its
+//! own destructor has to stand that.
 //!
 //! The polling contexts of a completion queue are types too. [`Provides`] relates them to tokens.
 //!

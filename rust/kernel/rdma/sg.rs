@@ -18,10 +18,7 @@ use core::{
     ptr, //
 };
 use kernel::{
-    alloc::{
-        self,
-        flags::__GFP_ZERO, //
-    },
+    alloc::flags::__GFP_ZERO,
     page::{
         Page,
         PAGE_SIZE, //
@@ -301,8 +298,8 @@ impl Drop for OwnMapping {
 /// - nobody reads them by reference if the device writes (all directions but
 ///   [`ToDevice`]), and nobody writes them by reference.
 ///
-/// The owner may be dropped in any context that a region of it is dropped in, and in a work item.
-/// That must not wait for the device or for a client to go. An owner that keeps the QP is not for
+/// The owner may be dropped in any context that a region or a [`Ctx`](crate::rw::Ctx) of it is
+/// dropped in, in the handler of a transfer, and in a work item. That must not wait for the device or for a client to go. An owner that keeps the QP is not for
 /// transfers by that on iWARP: see [`Qp::post_rw`].
 pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
     /// Returns the table. Called when it is not mapped.
@@ -577,17 +574,33 @@ mod private {
     /// moved. Nobody writes them, unless a device does to which the value was given for that.
     pub unsafe trait Bytes: Send + Unpin + 'static {
         fn bytes(&self) -> &[u8];
+
+        /// Drops the value. Any context.
+        fn free(self);
     }
 
-    // SAFETY: The bytes are an allocation of the vector's own.
-    unsafe impl<A: alloc::Allocator + 'static> Bytes for alloc::Vec<u8, A>
-    where
-        Self: Send + Unpin,
-    {
-        fn bytes(&self) -> &[u8] {
-            self
-        }
+    macro_rules! vector {
+        ($($vector:ty),*) => {$(
+            // SAFETY: The bytes are an allocation of the vector's own.
+            unsafe impl Bytes for $vector {
+                fn bytes(&self) -> &[u8] {
+                    self
+                }
+
+                fn free(self) {
+                    if self.capacity() == 0 {
+                        return;
+                    }
+                    let (memory, _, _) = self.into_raw_parts();
+                    // SAFETY: The vector has owned the memory, which `kmalloc()` or `vmalloc()`
+                    // has allocated. `vfree()` would sleep.
+                    unsafe { bindings::kvfree_atomic(memory.cast()) };
+                }
+            }
+        )*};
     }
+
+    vector!(KVec<u8>, VVec<u8>, KVVec<u8>);
 
     // SAFETY: The bytes could be borrowed for as long as there is a reference to the value, which
     // this has.
@@ -595,17 +608,23 @@ mod private {
         fn bytes(&self) -> &[u8] {
             self
         }
+
+        fn free(self) {}
     }
 }
 
 /// Bytes and a scatter list of them: a vector, or what many share and a device only reads.
 ///
+/// A vector is freed in any context, as `vfree_atomic()` does, whichever its allocator is. The last
+/// reference to what is shared is dropped where this is: behind an `Arc` of a [`VVec`] or a [`KVVec`]
+/// that must be where one may sleep, or in an interrupt or softirq.
+///
 /// # Invariants
 ///
-/// `table` describes the bytes of `owner`.
+/// `table` describes the bytes of `owner`, which is there until this is dropped.
 pub struct SgList<T: private::Bytes> {
     table: KBox<Table>,
-    owner: T,
+    owner: ManuallyDrop<T>,
 }
 
 impl<T: private::Bytes> SgList<T> {
@@ -622,25 +641,43 @@ impl<T: private::Bytes> SgList<T> {
             bindings::rdma_helper_sg_of_bytes(&raw mut table.0, bytes.as_ptr().cast(), bytes.len())
         })?;
         // INVARIANT: The table was just made of them.
-        Ok(Self { table, owner })
+        Ok(Self {
+            table,
+            owner: ManuallyDrop::new(owner),
+        })
     }
 
     /// Gives the owner back.
     pub fn into_inner(self) -> T {
-        self.owner
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is neither used again nor dropped.
+        unsafe {
+            ptr::drop_in_place(&raw mut this.table);
+            ManuallyDrop::take(&mut this.owner)
+        }
     }
 }
 
-// SAFETY: The table is in a box, and describes an allocation of the vector's own, to which there is
-// no reference while this has it.
-unsafe impl<A: alloc::Allocator + 'static, D: Direction> SgOwner<D> for SgList<alloc::Vec<u8, A>>
-where
-    alloc::Vec<u8, A>: Send + Unpin,
-{
-    fn table(&mut self) -> *mut bindings::sg_table {
-        &raw mut self.table.0
+impl<T: private::Bytes> Drop for SgList<T> {
+    fn drop(&mut self) {
+        // SAFETY: The owner is there by the type invariant, and is not used again.
+        unsafe { ManuallyDrop::take(&mut self.owner) }.free();
     }
 }
+
+macro_rules! owner {
+    ($($vector:ty),*) => {$(
+        // SAFETY: The table is in a box, and describes an allocation of the vector's own, to which
+        // there is no reference while this has it.
+        unsafe impl<D: Direction> SgOwner<D> for SgList<$vector> {
+            fn table(&mut self) -> *mut bindings::sg_table {
+                &raw mut self.table.0
+            }
+        }
+    )*};
+}
+
+owner!(KVec<u8>, VVec<u8>, KVVec<u8>);
 
 // SAFETY: The table is in a box, and describes bytes that are there while this has a reference to
 // what has them. Nobody writes them, as it is shared, and no more does the device.
