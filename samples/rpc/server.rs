@@ -189,7 +189,7 @@ impl Request {
     }
 
     /// Makes the data, if the call gets them, and writes the answer.
-    fn conclude(&mut self, call: &Call) {
+    fn conclude(&mut self, call: &Call) -> Result {
         let mut data = self.data.cpu();
         let bytes = data.pages().flatten().take(call.len());
         let sum = checksum(bytes.zip(pattern(call.number.get())).map(|(byte, made)| {
@@ -199,17 +199,13 @@ impl Request {
             *byte
         }));
         let answer = Answer::new(call.number.get(), sum);
-        let mut message = self.message.cpu();
-        message
-            .iter_mut()
-            .zip(answer.as_bytes())
-            .for_each(|(to, byte)| *to = *byte);
+        self.message.fill(&[answer.as_bytes()])
     }
 
-    /// The answer. It takes the key back that the caller has lent.
+    /// The answer, and nothing else of the buffer, which has had the calls of other peers. It takes
+    /// the key back that the caller has lent.
     fn answer(&self, call: &Call) -> Result<SendWr<'_>> {
-        let sge = self.message.sge(0..ANSWER)?;
-        Ok(SendWr::send([sge]).invalidating(call.data().rkey))
+        Ok(SendWr::send([self.message.filled()?]).invalidating(call.data().rkey))
     }
 }
 
@@ -243,7 +239,7 @@ fn begin(mut slot: Slot<Request>, wc: &Success<'_>, qp: &ServerQp, cx: &Sleepabl
     }
     let (range, data) = (0..call.len(), call.data());
     if call.op == GET {
-        slot.conclude(&call);
+        slot.conclude(&call)?;
         // The data arrive first: the queue keeps its order.
         return Ok(qp.post_rw::<_, 1, 1, true>(slot, |slot| {
             Ok(Rw::write(&slot.data, range, data, cx).then(slot.answer(&call)?))
@@ -261,8 +257,9 @@ impl CqeHandler for Request {
         let (Ok(_), Some(connection), Some(call)) = (wc.result(), cx.get_arc(), slot.call) else {
             return;
         };
-        slot.conclude(&call);
-        let posted = (connection.qp).post_send::<_, _, 1, 1>(slot, |slot| slot.answer(&call));
+        let posted = slot.conclude(&call).and_then(|()| {
+            Ok((connection.qp).post_send::<_, _, 1, 1>(slot, |slot| slot.answer(&call))?)
+        });
         if posted.is_err() {
             connection.end_later();
         }

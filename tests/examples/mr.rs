@@ -12,6 +12,25 @@ use rdma::{
 };
 
 #[derive(HasCqe)]
+struct Request {
+    cqe: Cqe<Self>,
+    buf: Buf<ToDevice>,
+}
+
+impl CqeHandler for Request {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = Atomic;
+
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+}
+
+fn send(qp: &Qp<Softirq>, mut request: Pin<KBox<Request>>, header: &[u8], text: &[u8]) -> Result {
+    request.buf.fill(&[header, text])?;
+    qp.post_send(request, |r| Ok(SendWr::send([r.buf.filled()?])))?;
+    Ok(())
+}
+
+#[derive(HasCqe)]
 struct Job {
     cqe: Cqe<Self>,
     data: Ctx,

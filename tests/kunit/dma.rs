@@ -2,7 +2,12 @@
 
 //! Buffers and their ranges.
 
-use crate::fixture::Env;
+use crate::fixture::{
+    recv,
+    Env,
+    Inbox,
+    Null, //
+};
 use kernel::prelude::*;
 use rdma::prelude::*;
 
@@ -105,6 +110,45 @@ mod tests {
             check_err!(buf.sge(start..end), EINVAL);
             check_err!(buf.sge_mut(start..end), EINVAL);
         }
+        Ok(())
+    }
+
+    /// What is left of a longer message stays here.
+    #[test]
+    fn filled_message_is_sent_alone() -> Result {
+        let (null, sent, received) = (Null::<Direct>::new()?, Inbox::new()?, Inbox::new()?);
+        let mut message = null.env.message(&sent, b"a secret")?;
+        for (parts, all) in [
+            (&[&b"long"[..], b"", b"est"][..], &b"longest"[..]),
+            (&[b"no", b"w"], b"now"),
+        ] {
+            recv(&null.b, null.env.message(&received, &[0; 8])?)?;
+            message.buf.fill(parts)?;
+            null.a
+                .post_send(message, |m| Ok(SendWr::send([m.buf.filled()?])))?;
+            let mut arrived = null.one(&received)?;
+            check_eq!(arrived.ok()?.byte_len, all.len());
+            check!(arrived.bytes()?.starts_with(all));
+            check!(arrived.bytes()?[all.len()..].iter().all(|byte| *byte == 0));
+            message = null.one(&sent)?.message;
+            message.again(&sent);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn message_without_room_is_refused() -> Result {
+        let env = Env::new()?;
+        let mut buf = buf::<ToDevice>(&env, 4)?;
+        check!(buf.filled().is_err());
+        check_err!(buf.fill(&[b"ab", b"cde"]), EMSGSIZE);
+        check!(buf.filled().is_err());
+        check_eq!(&*buf.cpu(), &[0; 4]);
+        buf.fill(&[b"ab", b"cd"])?;
+        buf.filled()?;
+        check_eq!(&*buf.cpu(), b"abcd");
+        buf.fill(&[])?;
+        check!(buf.filled().is_err());
         Ok(())
     }
 

@@ -25,6 +25,10 @@ use core::ops::{
 /// A DMA-mapped buffer. The CPU accesses its bytes through [`Buf::cpu`], which borrows it
 /// exclusively. [`Buf::write`] is for bytes that are known late, as a key.
 ///
+/// A buffer that is used again still has what was in it: behind a message that is shorter than the
+/// last one, [`Buf::whole`] would send the rest of that, perhaps to another peer. [`Buf::fill`]
+/// writes a message, and [`Buf::filled`] is that and no more.
+///
 /// # Invariants
 ///
 /// `mapped` is mapped in direction `D`.
@@ -39,6 +43,13 @@ use core::ops::{
 ///     bytes[4..].copy_from_slice(text);
 ///     drop(bytes); // The device's again.
 ///     Ok(buf)
+/// }
+///
+/// /// A message of any length, in a buffer that had another one.
+/// fn again<'a>(buf: &'a mut Buf<ToDevice>, text: &[u8]) -> Result<SendWr<'a>> {
+///     let len = u16::try_from(text.len())?;
+///     buf.fill(&[&len.to_le_bytes(), text])?;
+///     Ok(SendWr::send([buf.filled()?]))
 /// }
 /// ```
 pub struct Buf<D: Direction> {
@@ -68,6 +79,37 @@ impl<D: Direction> Buf<D> {
 }
 
 impl<D: DeviceReads> Buf<D> {
+    /// Writes a message to the beginning of the buffer, one part behind the other, for
+    /// [`Buf::filled`]. Fails with `EMSGSIZE` if there is no room for it: the buffer is as it was.
+    ///
+    /// One that is written through [`Buf::cpu`] is [`Buf::sge`] of its length.
+    pub fn fill(&mut self, parts: &[&[u8]]) -> Result {
+        let len = parts
+            .iter()
+            .try_fold(0_usize, |len, part| len.checked_add(part.len()));
+        let len = len
+            .filter(|len| *len <= self.mapped.len())
+            .ok_or(EMSGSIZE)?;
+        let mut bytes = self.cpu();
+        let mut rest = &mut bytes[..];
+        for part in parts {
+            let (to, behind) = core::mem::take(&mut rest).split_at_mut(part.len());
+            to.copy_from_slice(part);
+            rest = behind;
+        }
+        drop(bytes);
+        // This is at most the length of the buffer.
+        self.mapped.filled = len as u32;
+        Ok(())
+    }
+
+    /// Returns an entry for what [`Buf::fill`] has written last, for the device to read. Fails with
+    /// `EINVAL` if that is nothing.
+    #[inline]
+    pub fn filled(&self) -> Result<wr::Sge<'_>> {
+        self.mapped.sge(0..self.mapped.filled as usize)
+    }
+
     /// Writes bytes, 64 at most, at `offset` (`ib_dma_sync_single_for_device`), in the call that
     /// posts the buffer, as in the example of [`Qp::post_chain`]. A device that reads them
     /// meanwhile may get old or new ones, and so it is where two threads write the same ones. Any
@@ -89,7 +131,8 @@ impl<D: DeviceReads> Buf<D> {
         Ok(())
     }
 
-    /// Returns an entry for the whole buffer, for the device to read.
+    /// Returns an entry for the whole buffer, for the device to read: also for what is left in it of
+    /// what it was used for before.
     #[inline]
     pub fn whole(&self) -> wr::Sge<'_> {
         self.mapped.whole()
@@ -238,6 +281,8 @@ pub struct Mapped {
     pub(crate) pd: Pd,
     memory: NonNull<u8>,
     dir: bindings::dma_data_direction,
+    /// The length of what was filled last.
+    filled: u32,
 }
 
 /// That of the memory of software devices, which is not synchronised (`ib_uses_virt_dma`).
@@ -277,6 +322,7 @@ impl Mapped {
             // SAFETY: The address of a vector is not null.
             memory: unsafe { NonNull::new_unchecked(memory) },
             dir: if is_virt { VIRT } else { dir },
+            filled: 0,
         })
     }
 
