@@ -68,6 +68,11 @@ pub enum Injection {
         /// `true` for the last one first.
         reversed: bool,
     },
+    /// The next `count` completions never come, and their requests keep their places in the queue.
+    Vanish {
+        /// Number of completions; `u32::MAX` is all of them.
+        count: u32,
+    },
     /// The next `count` completions come twice.
     Duplicate {
         /// Number of times.
@@ -235,6 +240,7 @@ pub(crate) struct Plan {
     opcode: u32,
     opcodes: u32,
     holds: u32,
+    vanishes: u32,
     duplicates: u32,
     refuse: Option<(u32, u32)>,
     mute: bool,
@@ -260,6 +266,7 @@ pub(crate) fn take(count: &mut u32) -> bool {
 #[derive(Default)]
 pub(crate) struct Verdict {
     pub(crate) hold: bool,
+    pub(crate) vanish: bool,
     pub(crate) twice: bool,
     pub(crate) fatal: bool,
 }
@@ -273,8 +280,11 @@ impl Plan {
 
     /// Updates `busy` after a change.
     fn update(&mut self) {
-        let counts = self.statuses | self.opcodes | self.holds | self.duplicates;
-        self.busy = counts != 0 || self.refuse.is_some() || self.lapse.is_some() || self.peek;
+        let counts = self.statuses | self.opcodes | self.holds | self.vanishes;
+        self.busy = counts | self.duplicates != 0
+            || self.refuse.is_some()
+            || self.lapse.is_some()
+            || self.peek;
     }
 
     pub(crate) fn set(&mut self, injection: Injection) {
@@ -291,6 +301,7 @@ impl Plan {
             Injection::Opcode { opcode, count } => (self.opcode, self.opcodes) = (opcode, count),
             Injection::Hold { count } => self.holds = count,
             Injection::Release { .. } => self.holds = 0,
+            Injection::Vanish { count } => self.vanishes = count,
             Injection::Duplicate { count } => self.duplicates = count,
             Injection::Refuse { after, errno } => {
                 (self.refuse, self.mute) = (Some((after, errno)), false);
@@ -388,6 +399,7 @@ impl Plan {
     /// Decides about a completion.
     pub(crate) fn judge(&mut self, verdict: &mut Verdict) {
         verdict.hold |= take(&mut self.holds);
+        verdict.vanish |= take(&mut self.vanishes);
         verdict.twice |= take(&mut self.duplicates);
         self.update();
     }
@@ -513,6 +525,9 @@ impl FromStr for Injection {
             ("release" | "reverse", _) => Injection::Release {
                 count: number(Some(u32::MAX))?,
                 reversed: command == "reverse",
+            },
+            ("vanish", _) => Injection::Vanish {
+                count: number(Some(1))?,
             },
             ("duplicate", _) => Injection::Duplicate {
                 count: number(Some(1))?,

@@ -334,6 +334,9 @@ impl Machine {
         };
         qp.plan.judge(&mut verdict);
         self.plan.judge(&mut verdict);
+        if verdict.vanish {
+            return;
+        }
         if !verdict.hold || qp.held.push((cq, entry)).is_err() {
             self.push(cq, entry);
         }

@@ -97,7 +97,7 @@ def link():
         for line in ("fail", "connect 1", "connect all"):
             null.refuses(line)
         for line in ("status 12", "fatal 12 all 7\n", "refuse", "mute 3 5", "create srq 1", "hold",
-                     "release", "event 9", "modify", "duplicate all", "opcode 4294967295", "eager 0"):
+                     "release", "event 9", "modify", "vanish", "duplicate all", "opcode 4294967295", "eager 0"):
             null.write("inject", line)
         assert null.state() == dict(cqs=0, qps=0, srqs=0, mrs=0, completions=0, eager=0), null.state()
         null.write("inject", "eager")
