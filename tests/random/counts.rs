@@ -19,7 +19,7 @@ use kernel::{
 };
 
 /// More than there are steps.
-const KINDS: usize = 40;
+const KINDS: usize = 64;
 
 /// The counts of the threads of a run.
 pub(crate) struct Counts {

@@ -7,14 +7,18 @@ use crate::{
     way::Way, //
 };
 use kernel::{
+    new_spinlock_irq,
     prelude::*,
-    sync::atomic::{
-        self,
-        ordering::{
-            Acquire,
-            Relaxed,
-            Release, //
-        }, //
+    sync::{
+        atomic::{
+            self,
+            ordering::{
+                Acquire,
+                Relaxed,
+                Release, //
+            }, //
+        },
+        SpinLockIrq, //
     }, //
 };
 use rdma::{
@@ -32,6 +36,21 @@ use rdma::{
 
 /// The memory of each.
 pub(crate) type Memory = Buf<Bidirectional>;
+
+/// Counts an owner that was not posted, and drops it.
+pub(crate) fn refused<P>(e: PostError<P>, life: impl Fn(&P) -> &Life) -> Error {
+    if let Some(owner) = &e.owner {
+        life(owner).refused();
+    }
+    e.error()
+}
+
+/// Counts an owner of several requests of which none was posted.
+pub(crate) fn none_posted<P>(owner: Option<P>, life: impl Fn(&P) -> &Life) {
+    if let Some(owner) = &owner {
+        life(owner).refused();
+    }
+}
 
 /// A box.
 #[derive(HasCqe)]
@@ -342,9 +361,48 @@ impl CqeHandler for Transfer {
     }
 }
 
+/// Slots that are kept for a while, until the round ends.
+#[pin_data]
+pub(crate) struct Shelf {
+    #[pin]
+    slots: SpinLockIrq<Option<KVec<Slot<RecvBuf>>>>,
+}
+
+impl Shelf {
+    /// Makes room for so many.
+    pub(crate) fn new(slots: usize) -> Result<Arc<Self>> {
+        let room = KVec::with_capacity(slots, GFP_KERNEL)?;
+        let init = pin_init!(Self {
+            slots <- new_spinlock_irq!(Some(room)),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
+    }
+
+    fn put(&self, slot: Slot<RecvBuf>) {
+        let refused = match &mut *self.slots.lock() {
+            Some(slots) => slots.push_within_capacity(slot).err().map(|e| e.0),
+            None => Some(slot),
+        };
+        drop(refused);
+    }
+
+    pub(crate) fn take(&self) -> Option<Slot<RecvBuf>> {
+        match &mut *self.slots.lock() {
+            Some(slots) => slots.pop(),
+            None => None,
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        let slots = self.slots.lock().take();
+        drop(slots);
+    }
+}
+
 /// The value of a slot of an SRQ. The slot comes back by itself, so only its end is counted.
 pub(crate) struct RecvBuf {
     pub(crate) buf: Memory,
+    pub(crate) shelf: Arc<Shelf>,
     pub(crate) _life: Life,
 }
 
@@ -355,5 +413,11 @@ impl Receive for RecvBuf {
         RecvWr::new([self.buf.whole_mut()])
     }
 
-    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(mut slot: Slot<Self>, wc: &Wc, _cx: &Atomic) {
+        let keep = wc.result().is_ok() && slot.buf.cpu().first() == Some(&1);
+        if keep {
+            let shelf = slot.shelf.clone();
+            shelf.put(slot);
+        }
+    }
 }

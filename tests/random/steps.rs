@@ -9,6 +9,8 @@
 use crate::{
     faults,
     owners::{
+        none_posted,
+        refused,
         Again,
         Awaited,
         Back,
@@ -51,7 +53,7 @@ use rdma::{
 use rdma_null::Injection;
 
 /// The number of times that a thread looks for a completion before it is taken for lost.
-const LOST: u32 = 100_000;
+pub(crate) const LOST: u32 = 100_000;
 
 /// One thread's part in a world.
 pub(crate) struct Turn<'a, C: Way> {
@@ -70,7 +72,7 @@ type Step<C> = (&'static str, u32, fn(&mut Turn<'_, C>) -> Result);
 
 impl<C: Way> Turn<'_, C> {
     pub(crate) const STEPS: &'static [Step<C>] = &[
-        ("poll", 60, |t| C::poll(&t.world.parts.cq, &mut t.rng, t.cx)),
+        ("poll", 60, C::poll),
         ("send", 40, send),
         ("recv", 30, recv),
         ("repost", 20, repost),
@@ -84,6 +86,7 @@ impl<C: Way> Turn<'_, C> {
         ("transfer", 4, transfer),
         ("operation", 10, operation),
         ("srq", 10, srq),
+        ("slot", 4, slot),
         ("datagram", 10, datagram),
         ("status", 4, faults::status),
         ("refuse", 4, faults::refuse),
@@ -120,13 +123,13 @@ impl<C: Way> Turn<'_, C> {
     }
 
     /// Returns an end of a pair.
-    fn end(&mut self) -> Result<End<C>> {
+    pub(crate) fn end(&mut self) -> Result<End<C>> {
         let index = self.rng.below(2) as usize;
         self.pair()?.ends.get(index).cloned().ok_or(EINVAL)
     }
 
     /// Returns an end of a pair that an owner will have, too.
-    fn held_end(&mut self) -> Result<(Arc<Pair<C>>, End<C>)> {
+    pub(crate) fn held_end(&mut self) -> Result<(Arc<Pair<C>>, End<C>)> {
         let (pair, index) = (self.pair()?, self.rng.below(2) as usize);
         let end = pair.ends.get(index).ok_or(EINVAL)?.clone();
         pair.hold()?;
@@ -142,40 +145,26 @@ impl<C: Way> Turn<'_, C> {
         Ok((region.clone(), end.clone()))
     }
 
-    fn memory(&self) -> Result<Memory> {
+    pub(crate) fn memory(&self) -> Result<Memory> {
         Memory::alloc(&self.world.parts.pd, LEN, self.cx)
     }
 
-    fn life(&self) -> Life {
+    pub(crate) fn life(&self) -> Life {
         Life::new(&self.world.tally)
     }
 
     /// Returns an end of a pair that something may be posted to in part.
-    fn end_for_parts(&mut self) -> Result<End<C>> {
+    pub(crate) fn end_for_parts(&mut self) -> Result<(Arc<Pair<C>>, End<C>)> {
         let (pair, index) = (self.pair()?, self.rng.below(2) as usize);
         if !pair.in_part {
             return Err(EOPNOTSUPP);
         }
-        pair.ends.get(index).cloned().ok_or(EINVAL)
+        let end = pair.ends.get(index).ok_or(EINVAL)?.clone();
+        Ok((pair, end))
     }
 
-    fn message(&self) -> Result<Pin<KBox<Message>>> {
+    pub(crate) fn message(&self) -> Result<Pin<KBox<Message>>> {
         Message::new(self.memory()?, None, self.life())
-    }
-}
-
-/// Counts an owner that was not posted, and drops it.
-fn refused<P>(e: PostError<P>, life: impl Fn(&P) -> &Life) -> Error {
-    if let Some(owner) = &e.owner {
-        life(owner).refused();
-    }
-    e.error()
-}
-
-/// Counts an owner of several requests of which none was posted.
-fn none_posted<P>(owner: Option<P>, life: impl Fn(&P) -> &Life) {
-    if let Some(owner) = &owner {
-        life(owner).refused();
     }
 }
 
@@ -237,12 +226,13 @@ fn start<C: Way>(t: &mut Turn<'_, C>) -> Result {
 }
 
 /// Adds the message a few times.
-fn links<'a>(m: &'a Message, chain: &mut Chain<'a, 4>, count: u32) -> Result {
+pub(crate) fn links<'a>(m: &'a Message, chain: &mut Chain<'a, 4>, count: u32) -> Result {
     (0..count).try_for_each(|_| chain.push(m.send()?))
 }
 
 fn chain<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    let (qp, message, count) = (t.end_for_parts()?, t.message()?, 1 + t.rng.below(4));
+    let ((_pair, qp), message) = (t.end_for_parts()?, t.message()?);
+    let count = 1 + t.rng.below(4);
     message.life.post_in_part();
     let posted = qp.post_chain(message, |m, chain: &mut Chain<'_, 4>| {
         links(m, chain, count)
@@ -255,7 +245,8 @@ fn chain<C: Way>(t: &mut Turn<'_, C>) -> Result {
 }
 
 fn batch<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    let (qp, message, count) = (t.end_for_parts()?, t.message()?, 1 + t.rng.below(4));
+    let ((_pair, qp), message) = (t.end_for_parts()?, t.message()?);
+    let count = 1 + t.rng.below(4);
     message.life.post_in_part();
     let mut batch = qp.batch(message);
     for _ in 0..t.rng.below(3) {
@@ -321,7 +312,7 @@ fn own_region<C: Way>(t: &mut Turn<'_, C>) -> Result {
 }
 
 fn transfer<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    let qp = t.end_for_parts()?;
+    let (_pair, qp) = t.end_for_parts()?;
     let owner = Transfer::new(9 * PAGE_SIZE, t.life(), t.cx)?;
     let nowhere = Remote { addr: 0, rkey: 0 };
     owner.life.post_in_part();
@@ -345,11 +336,20 @@ fn operation<C: Way>(t: &mut Turn<'_, C>) -> Result {
 
 fn srq<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (srq_pair, message) = (t.world.srq_pair(&mut t.rng, t.cx)?, t.message()?);
+    // Whether the slot that it comes to is kept.
+    message.buf.write(0, &[t.rng.once_in(4).into()])?;
     message.life.post();
     srq_pair
         .from
         .post_send(message, Message::send)
         .map_err(|e| refused(e, |m| &m.life))
+}
+
+/// Gives back a slot that was kept.
+fn slot<C: Way>(t: &mut Turn<'_, C>) -> Result {
+    let slot = t.world.shelf.take().ok_or(ENODATA)?;
+    drop(slot);
+    Ok(())
 }
 
 fn datagram<C: Way>(t: &mut Turn<'_, C>) -> Result {
@@ -405,6 +405,9 @@ fn other_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
         qp.post_send(message, Message::send)
             .map_err(|e| refused(e, |m| &m.life))
     });
+    if t.rng.once_in(2) {
+        C::leave(&cq, t.world)?;
+    }
     if let Ok(null) = t.world.null() {
         calm(null, qp.num());
     }

@@ -4,7 +4,9 @@
 
 use crate::{
     owners::Message,
-    rng::Rng, //
+    rng::Rng,
+    steps::Turn,
+    world::World, //
 };
 use kernel::prelude::*;
 use rdma::prelude::*;
@@ -23,17 +25,26 @@ pub(crate) trait Way: FixedContext + Provides<Atomic> + Unpin + Sized {
     }
 
     /// Polls, or moderates what the core polls.
-    fn poll(cq: &Cq<Self>, rng: &mut Rng, cx: &Sleepable) -> Result;
+    fn poll(t: &mut Turn<'_, Self>) -> Result;
 
     /// Polls what is left, where the core does not.
     fn settle(_cq: &Cq<Self>) {}
+
+    /// Leaves completions of a CQ that may end before they are dispatched, where callers poll.
+    fn leave(_cq: &Cq<Self>, _world: &World<Self>) -> Result {
+        Ok(())
+    }
 }
 
+/// Completions that a caller has polled.
+pub(crate) type Batch = WcArray<5>;
+
 /// Polls in one of the ways in which callers can.
-fn poll_any<C: CallerPolled>(cq: &Cq<C>, rng: &mut Rng) -> Result {
-    let mut batch = WcArray::<5>::new();
+fn poll_any<C: Way + CallerPolled>(cq: &Cq<C>, t: &mut Turn<'_, C>) -> Result {
+    let mut batch = Batch::new();
+    let rng = &mut t.rng;
     // Owners that are not taken go to their handlers.
-    match rng.below(4) {
+    match rng.below(6) {
         0 => drop(cq.process(1 + rng.below(40))),
         1 => drop(cq.process_with(1 + rng.below(40), |completion| {
             if let Ok((owner, _wc)) = completion.take::<Message, 0>() {
@@ -48,6 +59,19 @@ fn poll_any<C: CallerPolled>(cq: &Cq<C>, rng: &mut Rng) -> Result {
                 batch.completions().for_each(drop);
             }
         }
+        3 => {
+            cq.poll(&mut batch)?;
+            // Any thread may have the rest, later.
+            batch.completions().take(1).for_each(Completion::dispatch);
+            return t.world.put_batch(batch);
+        }
+        4 => {
+            let mut batch = t.world.take_batch().ok_or(ENODATA)?;
+            if rng.once_in(2) {
+                batch.completions().take(1).for_each(Completion::dispatch);
+                return t.world.put_batch(batch);
+            }
+        }
         _ => {
             cq.poll(&mut batch)?;
             let completion = batch.completions().next();
@@ -57,6 +81,12 @@ fn poll_any<C: CallerPolled>(cq: &Cq<C>, rng: &mut Rng) -> Result {
         }
     }
     Ok(())
+}
+
+fn leave_any<C: Way + CallerPolled>(cq: &Cq<C>, world: &World<C>) -> Result {
+    let mut batch = Batch::new();
+    cq.poll(&mut batch)?;
+    world.put_batch(batch)
 }
 
 /// Makes a CQ of one's own or takes a part of one that others share.
@@ -74,30 +104,40 @@ fn alloc_or_share<C: CorePolled + FixedContext>(
     }
 }
 
-fn moderate<C: CorePolled>(cq: &Cq<C>, rng: &mut Rng, cx: &Sleepable) -> Result {
-    cq.moderate(rng.below(8) as u16, rng.below(100) as u16, cx)
+fn moderate<C: Way + CorePolled>(t: &mut Turn<'_, C>) -> Result {
+    let (count, us) = (t.rng.below(8) as u16, t.rng.below(100) as u16);
+    t.world.parts.cq.moderate(count, us, t.cx)
 }
 
 impl Way for Direct {
-    fn poll(cq: &Cq<Self>, rng: &mut Rng, _cx: &Sleepable) -> Result {
-        poll_any(cq, rng)
+    fn poll(t: &mut Turn<'_, Self>) -> Result {
+        poll_any(&t.world.parts.cq, t)
     }
 
     fn settle(cq: &Cq<Self>) {
         cq.process(1024);
+    }
+
+    fn leave(cq: &Cq<Self>, world: &World<Self>) -> Result {
+        leave_any(cq, world)
     }
 }
 
 impl Way for Waited {
-    fn poll(cq: &Cq<Self>, rng: &mut Rng, cx: &Sleepable) -> Result {
-        if rng.once_in(4) {
-            cq.wait(Notify::NextComp, 1, cx)?;
+    fn poll(t: &mut Turn<'_, Self>) -> Result {
+        let cq = &t.world.parts.cq;
+        if t.rng.once_in(4) {
+            cq.wait(Notify::NextComp, 1, t.cx)?;
         }
-        poll_any(cq, rng)
+        poll_any(cq, t)
     }
 
     fn settle(cq: &Cq<Self>) {
         cq.process(1024);
+    }
+
+    fn leave(cq: &Cq<Self>, world: &World<Self>) -> Result {
+        leave_any(cq, world)
     }
 }
 
@@ -114,8 +154,8 @@ macro_rules! core_polled {
                 alloc_or_share(dev, entries, pool, rng, cx)
             }
 
-            fn poll(cq: &Cq<Self>, rng: &mut Rng, cx: &Sleepable) -> Result {
-                moderate(cq, rng, cx)
+            fn poll(t: &mut Turn<'_, Self>) -> Result {
+                moderate(t)
             }
         })*
     };

@@ -13,7 +13,8 @@ use crate::{
     },
     owners::{
         Memory,
-        RecvBuf, //
+        RecvBuf,
+        Shelf, //
     },
     rng::Rng,
     round::Plan,
@@ -21,7 +22,10 @@ use crate::{
         Life,
         Tally, //
     },
-    way::Way, //
+    way::{
+        Batch,
+        Way, //
+    },
 };
 use kernel::{
     new_mutex,
@@ -56,6 +60,10 @@ pub(crate) const QKEY: u32 = 0x1234;
 const PAIRS: usize = 3;
 /// The entries of the CQ of all of them, with room for those that are ending.
 const ENTRIES: u32 = 2048;
+/// The slots of the SRQ.
+const SLOTS: u32 = 6;
+/// The number of arrays of completions that no thread has, at the most.
+const BATCHES: usize = 3;
 
 /// Two QPs that are connected to each other, and a region of each.
 pub(crate) struct Pair<C: PollContext> {
@@ -181,6 +189,15 @@ pub(crate) fn calm(null: &NullDevice, num: u32) {
     }
 }
 
+/// Makes the value of a slot.
+fn recv_buf(pd: &Pd, shelf: &Arc<Shelf>, tally: &Arc<Tally>, cx: &Sleepable) -> Result<RecvBuf> {
+    Ok(RecvBuf {
+        buf: Memory::alloc(pd, LEN, cx)?,
+        shelf: shelf.clone(),
+        _life: Life::new(tally),
+    })
+}
+
 /// Returns the way of a device to itself.
 fn own_ah(dev: &Device, pd: &Pd, null: bool, cx: &Sleepable) -> Result<Ah> {
     if null {
@@ -195,6 +212,23 @@ fn own_ah(dev: &Device, pd: &Pd, null: bool, cx: &Sleepable) -> Result<Ah> {
     Ah::resolve(pd, &from, from.gid(), cx)
 }
 
+/// The slots that are kept, until this is dropped.
+pub(crate) struct KeptSlots(Arc<Shelf>);
+
+impl core::ops::Deref for KeptSlots {
+    type Target = Arc<Shelf>;
+
+    fn deref(&self) -> &Arc<Shelf> {
+        &self.0
+    }
+}
+
+impl Drop for KeptSlots {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 /// A device and what is on it.
 #[pin_data]
 pub(crate) struct World<C: Way> {
@@ -202,6 +236,10 @@ pub(crate) struct World<C: Way> {
     pairs: Mutex<[Option<Arc<Pair<C>>>; PAIRS]>,
     #[pin]
     srq_pair: Mutex<Option<Arc<SrqPair<C>>>>,
+    /// Arrays of completions that any thread may dispatch.
+    #[pin]
+    batches: Mutex<KVec<Batch>>,
+    pub(crate) shelf: KeptSlots,
     /// The QP for datagrams, if there are any, and the address of all of them.
     pub(crate) datagrams: Option<(UdQp<C>, Arc<Ah>)>,
     net: Net<C>,
@@ -230,13 +268,8 @@ impl<C: Way> World<C> {
             true => Cq::<Softirq>::alloc_any(dev, 256, cx)?.into_any(),
             false => Cq::<Workqueue>::alloc_any(dev, 256, cx)?.into_any(),
         };
-        let recv_buf = |_| {
-            Ok::<_, Error>(RecvBuf {
-                buf: Memory::alloc(&pd, LEN, cx)?,
-                _life: Life::new(tally),
-            })
-        };
-        let srq = Srq::create(&pd, 6, recv_buf, cx)?;
+        let shelf = KeptSlots(Shelf::new(SLOTS as usize / 2)?);
+        let srq = Srq::create(&pd, SLOTS, |_| recv_buf(&pd, &shelf, tally, cx), cx)?;
         let datagrams = match plan.transport {
             // iWARP has none.
             Transport::Siw => None,
@@ -255,6 +288,8 @@ impl<C: Way> World<C> {
         let init = pin_init!(Self {
             pairs <- new_mutex!([const { None }; PAIRS]),
             srq_pair <- new_mutex!(None),
+            batches <- new_mutex!(KVec::new()),
+            shelf,
             datagrams,
             net: match null {
                 Some(null) => Net::Null(null.clone()),
@@ -305,6 +340,25 @@ impl<C: Way> World<C> {
         };
         // Not under the lock.
         drop(before);
+    }
+
+    /// Leaves completions to other threads, or dispatches those that others have left.
+    pub(crate) fn put_batch(&self, batch: Batch) -> Result {
+        let mut batches = self.batches.lock();
+        let before = match batches.len() < BATCHES {
+            true => None,
+            false => batches.remove(0).ok(),
+        };
+        let put = batches.push(batch, GFP_KERNEL);
+        drop(batches);
+        // Not under the lock.
+        drop(before);
+        Ok(put?)
+    }
+
+    /// Takes completions that a thread has left.
+    pub(crate) fn take_batch(&self) -> Option<Batch> {
+        self.batches.lock().pop()
     }
 
     /// Returns the pair on the SRQ, a new one if there is none.
