@@ -17,7 +17,7 @@ use rdma_null::{
     Object, //
 };
 
-/// Has something go wrong with an end of a pair, or of the pair on the SRQ.
+/// Has something go wrong with an end of a pair, of a session, or of the pair on the SRQ.
 fn inject<C: Way>(t: &mut Turn<'_, C>, injection: Injection) -> Result {
     if t.rng.once_in(6) {
         let srq_pair = t.world.srq_pair(&mut t.rng, t.cx)?;
@@ -26,6 +26,12 @@ fn inject<C: Way>(t: &mut Turn<'_, C>, injection: Injection) -> Result {
             false => srq_pair.to.num(),
         };
         return t.world.null()?.inject_qp(num, injection);
+    }
+    if t.rng.once_in(3) {
+        let session = t.world.session(&mut t.rng, t.cx)?;
+        let [a, b] = &session.ends;
+        let end = if t.rng.once_in(2) { a } else { b };
+        return t.world.null()?.inject_qp(end.qp.num(), injection);
     }
     // Kept until then, as what is to go wrong ends with the pair.
     let pair = t.pair()?;

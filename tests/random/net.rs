@@ -5,6 +5,7 @@
 use crate::{
     owners::RecvBuf,
     rng::Rng,
+    session,
     way::Way, //
 };
 use core::net::{
@@ -87,13 +88,45 @@ impl cm::Handler for Told {
 pub(crate) struct Parts<C: PollContext> {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq<C>,
+    /// That of sessions, which is not shared.
+    pub(crate) session_cq: Cq<C>,
     pub(crate) srq: Srq<RecvBuf>,
     pub(crate) srq_cq: Cq<AnyContext>,
 }
 
+/// What QPs are for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sort {
+    Pair,
+    /// One is on the SRQ.
+    OnSrq,
+    Session,
+}
+
+impl Sort {
+    /// Returns the private data of a request for such a connection.
+    fn private_data(self) -> &'static [u8] {
+        match self {
+            Self::Pair => b"p",
+            Self::OnSrq => b"q",
+            Self::Session => b"s",
+        }
+    }
+
+    fn of_private_data(data: &[u8]) -> Result<Self> {
+        let is_it = |sort: &Self| data.starts_with(sort.private_data());
+        let all = [Self::Pair, Self::OnSrq, Self::Session];
+        all.into_iter().find(is_it).ok_or(EPROTO)
+    }
+}
+
 impl<C: Way> Parts<C> {
-    fn qp(&self, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Arc<Qp<C>>> {
-        let init = InitAttr::new(&self.pd, &self.cq, &self.cq, &CAPS).rw_contexts(2, PORT);
+    fn qp(&self, sort: Sort, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Arc<Qp<C>>> {
+        let (cq, caps) = match sort {
+            Sort::Session => (&self.session_cq, &session::CAPS),
+            _ => (&self.cq, &CAPS),
+        };
+        let init = InitAttr::new(&self.pd, cq, cq, caps).rw_contexts(2, PORT);
         made(init.events(Arc::new(Told, GFP_KERNEL)?), id, cx)
     }
 
@@ -125,9 +158,6 @@ enum Accepted<C: PollContext> {
 /// A QP, and one on the SRQ that it sends to.
 type SrqPair<C> = (Arc<Qp<C>>, Arc<Qp<AnyContext>>);
 
-/// The private data of a request that is to be accepted with a QP on the SRQ.
-const ON_SRQ: &[u8] = b"s";
-
 /// The network that connects QPs of one device.
 pub(crate) enum Net<C: PollContext> {
     Null(Arc<NullDevice>),
@@ -139,17 +169,18 @@ impl<C: Way> Net<C> {
     pub(crate) fn pair(
         &self,
         parts: &Parts<C>,
+        sort: Sort,
         rng: &mut Rng,
         cx: &Sleepable,
     ) -> Result<[Arc<Qp<C>>; 2]> {
         match self {
             Self::Null(null) => {
-                let ends = [parts.qp(None, cx)?, parts.qp(None, cx)?];
+                let ends = [parts.qp(sort, None, cx)?, parts.qp(sort, None, cx)?];
                 let [a, b] = &ends;
                 join(null, a, b)?;
                 Ok(ends)
             }
-            Self::Link(link) => match link.connect(parts, &[], rng, cx)? {
+            Self::Link(link) => match link.connect(parts, sort, rng, cx)? {
                 (from, Accepted::Qp(to)) => Ok([from, to]),
                 _ => Err(ENOTCONN),
             },
@@ -165,11 +196,11 @@ impl<C: Way> Net<C> {
     ) -> Result<SrqPair<C>> {
         match self {
             Self::Null(null) => {
-                let ends = (parts.qp(None, cx)?, parts.srq_qp(None, cx)?);
+                let ends = (parts.qp(Sort::OnSrq, None, cx)?, parts.srq_qp(None, cx)?);
                 join(null, &ends.0, &ends.1)?;
                 Ok(ends)
             }
-            Self::Link(link) => match link.connect(parts, ON_SRQ, rng, cx)? {
+            Self::Link(link) => match link.connect(parts, Sort::OnSrq, rng, cx)? {
                 (from, Accepted::OnSrq(to)) => Ok((from, to)),
                 _ => Err(ENOTCONN),
             },
@@ -217,11 +248,11 @@ impl<C: Way> Link<C> {
         let accepted = Arc::pin_init(last, GFP_KERNEL)?;
         let (parts, put) = (parts.clone(), accepted.clone());
         let accept = move |request: cm::Request<'_>, cx: &Sleepable| -> Result {
-            let on_srq = request.private_data().starts_with(ON_SRQ);
+            let sort = Sort::of_private_data(request.private_data())?;
             let id = request.into_id(cx)?;
-            let accepted = match on_srq {
-                true => Accepted::OnSrq(parts.srq_qp(Some(&id), cx)?),
-                false => Accepted::Qp(parts.qp(Some(&id), cx)?),
+            let accepted = match sort {
+                Sort::OnSrq => Accepted::OnSrq(parts.srq_qp(Some(&id), cx)?),
+                sort => Accepted::Qp(parts.qp(sort, Some(&id), cx)?),
             };
             let before = put.accepted.lock().replace(accepted);
             drop(before);
@@ -243,15 +274,15 @@ impl<C: Way> Link<C> {
     fn connect(
         &self,
         parts: &Parts<C>,
-        private_data: &[u8],
+        sort: Sort,
         rng: &mut Rng,
         cx: &Sleepable,
     ) -> Result<(Arc<Qp<C>>, Accepted<C>)> {
         let _dialing = self.connecting.lock();
         let id = cm::Id::resolve(&self.client, self.addr, RESOLVE_MS, cx)?;
-        let qp = parts.qp(Some(&id), cx)?;
+        let qp = parts.qp(sort, Some(&id), cx)?;
         let param = cm::ConnParam {
-            private_data,
+            private_data: sort.private_data(),
             // Messages without a receive wait for it, or fail.
             rnr_retry_count: if rng.once_in(2) { 7 } else { 1 },
             ..Default::default()

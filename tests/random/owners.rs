@@ -19,6 +19,13 @@ use kernel::{
             }, //
         },
         SpinLockIrq, //
+    },
+    time::{
+        delay::{
+            fsleep,
+            udelay, //
+        },
+        Delta, //
     }, //
 };
 use rdma::{
@@ -49,6 +56,18 @@ pub(crate) fn refused<P>(e: PostError<P>, life: impl Fn(&P) -> &Life) -> Error {
 pub(crate) fn none_posted<P>(owner: Option<P>, life: impl Fn(&P) -> &Life) {
     if let Some(owner) = &owner {
         life(owner).refused();
+    }
+}
+
+/// Has a handler take so many microseconds, at most a thousand. It sleeps where it may.
+pub(crate) fn nap(us: u32) {
+    if us == 0 {
+        return;
+    }
+    let time = Delta::from_micros(us.into());
+    match Sleepable::current() {
+        Ok(_) => fsleep(time),
+        Err(_) => udelay(time),
     }
 }
 
@@ -402,6 +421,8 @@ impl Shelf {
 /// The value of a slot of an SRQ. The slot comes back by itself, so only its end is counted.
 pub(crate) struct RecvBuf {
     pub(crate) buf: Memory,
+    /// Of transfers that are prepared while the slot is kept, and left so.
+    pub(crate) data: Ctx,
     pub(crate) shelf: Arc<Shelf>,
     pub(crate) _life: Life,
 }

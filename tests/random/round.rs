@@ -168,7 +168,7 @@ fn round<C: Way>(
         }
     }
     // Owners may have the last reference to a QP, and its CQ may not be polled by another thread.
-    let cq = world.parts.cq.clone();
+    let cqs = [world.parts.cq.clone(), world.parts.session_cq.clone()];
     drop(world);
 
     // A null device goes in the middle of one round in three.
@@ -187,7 +187,7 @@ fn round<C: Way>(
             break;
         }
         release(null.as_deref(), &mut rng);
-        C::settle(&cq);
+        cqs.iter().for_each(C::settle);
         if turn % 5000 == 0 {
             pr_err!(
                 "FAILED: {}: SEED={}: waits, {}\n",
@@ -197,7 +197,7 @@ fn round<C: Way>(
             );
         }
     }
-    drop(cq);
+    drop(cqs);
     while null.as_ref().is_some_and(|null| !null.is_removed()) {
         release(null.as_deref(), &mut rng);
     }

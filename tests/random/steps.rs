@@ -23,6 +23,8 @@ use crate::{
         Transfer, //
     },
     rng::Rng,
+    session,
+    talk,
     tally::Life,
     way::Way,
     world::{
@@ -84,6 +86,10 @@ impl<C: Way> Turn<'_, C> {
         ("access", 20, access),
         ("own region", 10, own_region),
         ("transfer", 4, transfer),
+        ("ask", 30, talk::ask),
+        ("answer", 10, talk::answer),
+        ("note", 15, talk::note),
+        ("context", 10, C::context),
         ("operation", 10, operation),
         ("srq", 10, srq),
         ("slot", 4, slot),
@@ -104,6 +110,10 @@ impl<C: Way> Turn<'_, C> {
         ("new SRQ pair", 1, new_srq_pair),
         ("other CQ", 1, other_cq),
         ("own CQ", 2, own_cq),
+        ("ring", 1, talk::ring),
+        ("reclaim", 1, talk::reclaim),
+        ("close", 1, talk::close),
+        ("new session", 1, talk::new_session),
     ];
 
     /// Takes a step, and says which, and whether it could be done.
@@ -314,13 +324,13 @@ fn own_region<C: Way>(t: &mut Turn<'_, C>) -> Result {
 fn transfer<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (_pair, qp) = t.end_for_parts()?;
     let owner = Transfer::new(9 * PAGE_SIZE, t.life(), t.cx)?;
-    let nowhere = Remote { addr: 0, rkey: 0 };
     owner.life.post_in_part();
-    qp.post_rw(owner, |o| o.write(nowhere, t.cx)).map_err(|e| {
-        let error = e.error();
-        none_posted(e.owner, |o| &o.life);
-        error
-    })
+    qp.post_rw(owner, |o| o.write(session::NOWHERE, t.cx))
+        .map_err(|e| {
+            let error = e.error();
+            none_posted(e.owner, |o| &o.life);
+            error
+        })
 }
 
 fn operation<C: Way>(t: &mut Turn<'_, C>) -> Result {
@@ -345,11 +355,16 @@ fn srq<C: Way>(t: &mut Turn<'_, C>) -> Result {
         .map_err(|e| refused(e, |m| &m.life))
 }
 
-/// Gives back a slot that was kept.
+/// Gives back a slot that was kept, with a transfer that is prepared, maybe.
 fn slot<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let slot = t.world.shelf.take().ok_or(ENODATA)?;
-    drop(slot);
-    Ok(())
+    match t.rng.once_in(4) {
+        true => {
+            let srq_pair = t.world.srq_pair(&mut t.rng, t.cx)?;
+            session::prepare(&srq_pair.from, &slot.data, t.cx)
+        }
+        false => Ok(()),
+    }
 }
 
 fn datagram<C: Way>(t: &mut Turn<'_, C>) -> Result {

@@ -121,6 +121,11 @@ impl Life {
         self.post();
     }
 
+    /// Notes, and says, what must never be.
+    pub(crate) fn wrong(&self, what: &str) {
+        self.tally.wrong(what);
+    }
+
     /// The owner was not posted.
     pub(crate) fn refused(&self) {
         self.tally.refused.fetch_add(1, Relaxed);

@@ -6,6 +6,7 @@ use crate::{
     owners::Message,
     rng::Rng,
     steps::Turn,
+    talk,
     world::World, //
 };
 use kernel::prelude::*;
@@ -33,6 +34,11 @@ pub(crate) trait Way: FixedContext + Provides<Atomic> + Unpin + Sized {
     /// Leaves completions of a CQ that may end before they are dispatched, where callers poll.
     fn leave(_cq: &Cq<Self>, _world: &World<Self>) -> Result {
         Ok(())
+    }
+
+    /// Uses the context of a QP in a handler, where there are such contexts.
+    fn context(_t: &mut Turn<'_, Self>) -> Result {
+        Err(EOPNOTSUPP)
     }
 }
 
@@ -104,14 +110,23 @@ fn alloc_or_share<C: CorePolled + FixedContext>(
     }
 }
 
+/// Returns one of the CQs that all threads use.
+fn any_cq<C: Way>(t: &mut Turn<'_, C>) -> Cq<C> {
+    let parts = &t.world.parts;
+    match t.rng.once_in(2) {
+        true => parts.cq.clone(),
+        false => parts.session_cq.clone(),
+    }
+}
+
 fn moderate<C: Way + CorePolled>(t: &mut Turn<'_, C>) -> Result {
     let (count, us) = (t.rng.below(8) as u16, t.rng.below(100) as u16);
-    t.world.parts.cq.moderate(count, us, t.cx)
+    any_cq(t).moderate(count, us, t.cx)
 }
 
 impl Way for Direct {
     fn poll(t: &mut Turn<'_, Self>) -> Result {
-        poll_any(&t.world.parts.cq, t)
+        poll_any(&any_cq(t), t)
     }
 
     fn settle(cq: &Cq<Self>) {
@@ -125,11 +140,11 @@ impl Way for Direct {
 
 impl Way for Waited {
     fn poll(t: &mut Turn<'_, Self>) -> Result {
-        let cq = &t.world.parts.cq;
+        let cq = any_cq(t);
         if t.rng.once_in(4) {
             cq.wait(Notify::NextComp, 1, t.cx)?;
         }
-        poll_any(cq, t)
+        poll_any(&cq, t)
     }
 
     fn settle(cq: &Cq<Self>) {
@@ -156,6 +171,10 @@ macro_rules! core_polled {
 
             fn poll(t: &mut Turn<'_, Self>) -> Result {
                 moderate(t)
+            }
+
+            fn context(t: &mut Turn<'_, Self>) -> Result {
+                talk::context(t)
             }
         })*
     };

@@ -7,6 +7,7 @@ use crate::{
         Link,
         Net,
         Parts,
+        Sort,
         Transport,
         CAPS,
         PORT, //
@@ -18,6 +19,7 @@ use crate::{
     },
     rng::Rng,
     round::Plan,
+    session::Session,
     tally::{
         Life,
         Tally, //
@@ -45,6 +47,7 @@ use rdma::{
     },
     prelude::*,
     qp::State,
+    rw::Ctx,
     srq::Srq,
     ud::UdQp, //
 };
@@ -58,6 +61,8 @@ pub(crate) const LEN: usize = 64;
 pub(crate) const QKEY: u32 = 0x1234;
 /// The number of pairs there that are at a time.
 const PAIRS: usize = 3;
+/// The number of sessions.
+const SESSIONS: usize = 2;
 /// The entries of the CQ of all of them, with room for those that are ending.
 const ENTRIES: u32 = 2048;
 /// The slots of the SRQ.
@@ -86,7 +91,7 @@ impl<C: Way> Pair<C> {
             Ok::<_, Error>(Arc::new(region.into_shared(), GFP_KERNEL)?)
         };
         let this = Self {
-            ends: world.net.pair(&world.parts, rng, cx)?,
+            ends: world.net.pair(&world.parts, Sort::Pair, rng, cx)?,
             regions: [region()?, region()?],
             remotes: [const { (Atomic::new(0), Atomic::new(0)) }; 2],
             held: Atomic::new(false),
@@ -193,6 +198,7 @@ pub(crate) fn calm(null: &NullDevice, num: u32) {
 fn recv_buf(pd: &Pd, shelf: &Arc<Shelf>, tally: &Arc<Tally>, cx: &Sleepable) -> Result<RecvBuf> {
     Ok(RecvBuf {
         buf: Memory::alloc(pd, LEN, cx)?,
+        data: Ctx::alloc(LEN, cx)?,
         shelf: shelf.clone(),
         _life: Life::new(tally),
     })
@@ -235,6 +241,8 @@ pub(crate) struct World<C: Way> {
     #[pin]
     pairs: Mutex<[Option<Arc<Pair<C>>>; PAIRS]>,
     #[pin]
+    sessions: Mutex<[Option<Arc<Session<C>>>; SESSIONS]>,
+    #[pin]
     srq_pair: Mutex<Option<Arc<SrqPair<C>>>>,
     /// Arrays of completions that any thread may dispatch.
     #[pin]
@@ -264,6 +272,7 @@ impl<C: Way> World<C> {
     ) -> Result<Arc<Self>> {
         let pd = Pd::alloc(dev, cx)?;
         let cq = C::make(dev, ENTRIES, plan.pool, rng, cx)?;
+        let session_cq = C::make(dev, ENTRIES, false, rng, cx)?;
         let srq_cq = match rng.once_in(2) {
             true => Cq::<Softirq>::alloc_any(dev, 256, cx)?.into_any(),
             false => Cq::<Workqueue>::alloc_any(dev, 256, cx)?.into_any(),
@@ -281,12 +290,14 @@ impl<C: Way> World<C> {
         let parts = Parts {
             pd,
             cq,
+            session_cq,
             srq,
             srq_cq,
         };
         let parts = Arc::new(parts, GFP_KERNEL)?;
         let init = pin_init!(Self {
             pairs <- new_mutex!([const { None }; PAIRS]),
+            sessions <- new_mutex!([const { None }; SESSIONS]),
             srq_pair <- new_mutex!(None),
             batches <- new_mutex!(KVec::new()),
             shelf,
@@ -336,6 +347,35 @@ impl<C: Way> World<C> {
     fn replace(&self, index: usize, pair: Option<Arc<Pair<C>>>) {
         let before = match self.pairs.lock().get_mut(index) {
             Some(place) => core::mem::replace(place, pair),
+            None => None,
+        };
+        // Not under the lock.
+        drop(before);
+    }
+
+    /// Returns one of the sessions, a new one where there is none, or it is over.
+    pub(crate) fn session(&self, rng: &mut Rng, cx: &Sleepable) -> Result<Arc<Session<C>>> {
+        let index = rng.below(SESSIONS as u32) as usize;
+        let found = self.sessions.lock().get(index).cloned().flatten();
+        if let Some(session) = found {
+            if !session.is_broken(cx) || rng.once_in(2) {
+                return Ok(session);
+            }
+        }
+        let qps = self.net.pair(&self.parts, Sort::Session, rng, cx)?;
+        let session = Session::new(&qps, self, cx)?;
+        self.replace_session(index, Some(session.clone()));
+        Ok(session)
+    }
+
+    /// Lets go of one of the sessions.
+    pub(crate) fn forget_session(&self, rng: &mut Rng) {
+        self.replace_session(rng.below(SESSIONS as u32) as usize, None);
+    }
+
+    fn replace_session(&self, index: usize, session: Option<Arc<Session<C>>>) {
+        let before = match self.sessions.lock().get_mut(index) {
+            Some(place) => core::mem::replace(place, session),
             None => None,
         };
         // Not under the lock.
