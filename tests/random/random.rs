@@ -16,6 +16,7 @@ mod session;
 mod steps;
 mod talk;
 mod tally;
+mod transfers;
 mod way;
 mod world;
 

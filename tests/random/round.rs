@@ -235,6 +235,7 @@ fn walk<C: Way>(
         world,
         rng,
         kept: KVec::new(),
+        prepared: KVec::new(),
         cx,
     };
     for _ in 0..steps {

@@ -26,6 +26,7 @@ use crate::{
     session,
     talk,
     tally::Life,
+    transfers,
     way::Way,
     world::{
         calm,
@@ -63,6 +64,8 @@ pub(crate) struct Turn<'a, C: Way> {
     pub(crate) rng: Rng,
     /// Requests that this thread lends.
     pub(crate) kept: KVec<Reusable<Reused>>,
+    /// Transfers that it has prepared.
+    pub(crate) prepared: KVec<transfers::Prepared<C>>,
     pub(crate) cx: &'a Sleepable,
 }
 
@@ -86,6 +89,10 @@ impl<C: Way> Turn<'_, C> {
         ("access", 20, access),
         ("own region", 10, own_region),
         ("transfer", 4, transfer),
+        ("prepared", 8, transfers::prepared),
+        ("staged", 6, transfers::staged),
+        ("list", 6, transfers::list),
+        ("vector", 4, transfers::vector),
         ("ask", 30, talk::ask),
         ("answer", 10, talk::answer),
         ("note", 15, talk::note),
