@@ -13,6 +13,7 @@ mod owners;
 mod rng;
 mod round;
 mod session;
+mod slow;
 mod steps;
 mod talk;
 mod tally;

@@ -5,6 +5,7 @@
 use crate::{
     owners::Message,
     rng::Rng,
+    slow,
     steps::Turn,
     talk,
     world::World, //
@@ -38,6 +39,11 @@ pub(crate) trait Way: FixedContext + Provides<Atomic> + Unpin + Sized {
 
     /// Uses the context of a QP in a handler, where there are such contexts.
     fn context(_t: &mut Turn<'_, Self>) -> Result {
+        Err(EOPNOTSUPP)
+    }
+
+    /// Ends a QP in a handler, where that may sleep.
+    fn end_in_handler(_t: &mut Turn<'_, Self>) -> Result {
         Err(EOPNOTSUPP)
     }
 }
@@ -157,7 +163,7 @@ impl Way for Waited {
 }
 
 macro_rules! core_polled {
-    ($($context:ty),*) => {
+    ($($context:ty $(, $end:path)?;)*) => {
         $(impl Way for $context {
             fn make(
                 dev: &Device,
@@ -176,7 +182,15 @@ macro_rules! core_polled {
             fn context(t: &mut Turn<'_, Self>) -> Result {
                 talk::context(t)
             }
+
+            $(fn end_in_handler(t: &mut Turn<'_, Self>) -> Result {
+                $end(t)
+            })?
         })*
     };
 }
-core_polled!(Softirq, Workqueue, UnboundWorkqueue);
+core_polled! {
+    Softirq;
+    Workqueue, slow::end;
+    UnboundWorkqueue, slow::end;
+}
