@@ -2,8 +2,9 @@
 
 //! The steps that inject faults.
 //!
-//! The device does only what real devices do: no request completes twice or never, and no CQ is
-//! overrun. Owners are leaked then, as they have to be; `tests/kunit/null_*.rs` is for that.
+//! The device does only what real devices do: no request completes twice, and no CQ is overrun.
+//! Owners are leaked then, as they have to be; `tests/kunit/null_*.rs` is for that. What never
+//! completes is in `lost.rs`.
 
 use crate::{
     rng::Rng,

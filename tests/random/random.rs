@@ -8,6 +8,7 @@
 
 mod counts;
 mod faults;
+mod lost;
 mod net;
 mod owners;
 mod rng;

@@ -303,7 +303,7 @@ pub(crate) struct Conn<C: Way> {
 }
 
 impl<C: Way> Conn<C> {
-    fn new(
+    pub(crate) fn new(
         qp: &Arc<Qp<C>>,
         credits: &Arc<SendCredits>,
         granted: &Arc<SendCredits>,
@@ -495,7 +495,7 @@ impl<C: Way> Conn<C> {
     }
 
     /// Opens the circle of the receives, and of a context that has the QP.
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         self.over.store(true, Relaxed);
         let kept = self.kept.lock().take();
         drop(kept);

@@ -8,6 +8,7 @@
 
 use crate::{
     faults,
+    lost,
     owners::{
         none_posted,
         refused,
@@ -121,6 +122,7 @@ impl<C: Way> Turn<'_, C> {
         ("other CQ", 1, other_cq),
         ("own CQ", 2, own_cq),
         ("ring", 1, talk::ring),
+        ("lost", 1, lost::completion),
         ("reclaim", 1, talk::reclaim),
         ("close", 1, talk::close),
         ("new session", 1, talk::new_session),
@@ -246,7 +248,7 @@ fn start<C: Way>(t: &mut Turn<'_, C>) -> Result {
 }
 
 /// Adds the message a few times.
-pub(crate) fn links<'a>(m: &'a Message, chain: &mut Chain<'a, 4>, count: u32) -> Result {
+fn links<'a>(m: &'a Message, chain: &mut Chain<'a, 4>, count: u32) -> Result {
     (0..count).try_for_each(|_| chain.push(m.send()?))
 }
 

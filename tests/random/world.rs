@@ -382,6 +382,11 @@ impl<C: Way> World<C> {
         drop(before);
     }
 
+    /// Makes the value of a slot.
+    pub(crate) fn recv_buf(&self, cx: &Sleepable) -> Result<RecvBuf> {
+        recv_buf(&self.parts.pd, &self.shelf, &self.tally, cx)
+    }
+
     /// Leaves completions to other threads, or dispatches those that others have left.
     pub(crate) fn put_batch(&self, batch: Batch) -> Result {
         let mut batches = self.batches.lock();
