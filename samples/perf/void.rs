@@ -138,25 +138,40 @@ impl Taken<'_> {
         })
     }
 
-    #[inline(never)]
     fn process(&mut self, cq: &Cq, left: u32) -> Result<u32> {
-        let here = &mut self.here;
-        let take = |completion: Completion<'_>| {
-            if let Ok((request, wc)) = completion.take::<Request, 0>() {
-                if let Err(e) = wc.result() {
-                    return request.failed(e);
-                }
-                // The vector has held all of them before.
-                here.push_within_capacity(request).unwrap_or_else(lost);
-            }
-        };
-        if self.is_static {
-            return cq.process_with(left, take);
+        match self.is_static {
+            true => self.process_each(cq, left),
+            false => self.process_batch(cq),
         }
+    }
+
+    #[inline(never)]
+    fn process_each(&mut self, cq: &Cq, left: u32) -> Result<u32> {
+        let here = &mut self.here;
+        cq.process_with(left, |completion| take(here, completion))
+    }
+
+    #[inline(never)]
+    fn process_batch(&mut self, cq: &Cq) -> Result<u32> {
+        let here = &mut self.here;
         let mut batch = WcArray::<{ BATCH as usize }>::new();
         let n = cq.poll(&mut batch)?;
-        batch.completions().for_each(take);
+        batch
+            .completions()
+            .for_each(|completion| take(here, completion));
         Ok(n as u32)
+    }
+}
+
+/// Takes a request back.
+#[inline]
+fn take(here: &mut KVec<Pin<KBox<Request>>>, completion: Completion<'_>) {
+    if let Ok((request, wc)) = completion.take::<Request, 0>() {
+        if let Err(e) = wc.result() {
+            return request.failed(e);
+        }
+        // The vector has held all of them before.
+        here.push_within_capacity(request).unwrap_or_else(lost);
     }
 }
 
