@@ -204,8 +204,9 @@ mod tests {
         Ok(())
     }
 
-    /// However many chains in a row are refused in part, the ring goes on: the place that would fill
-    /// it without a signaled one is not taken, and the QP keeps these owners until it was drained.
+    /// However many chains in a row are refused in part, the ring goes on: the place that would
+    /// fill it without a signaled one is not taken, and the QP keeps these owners until it was
+    /// drained.
     #[test]
     fn chains_refused_in_part_do_not_fill_the_ring() -> Result {
         let mut sends = Sends::<Direct>::new()?;

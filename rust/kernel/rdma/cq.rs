@@ -489,9 +489,9 @@ impl Inner {
         }
     }
 
-    /// Waits until what the core's poller of the CQ has polled is handled, also where it goes on. It
-    /// may wait for a handler, so this is for a work item that nothing waits for. Does nothing if
-    /// callers poll the CQ.
+    /// Waits until what the core's poller of the CQ has polled is handled, also where it goes on.
+    /// It may wait for a handler, so this is for a work item that nothing waits for. Does nothing
+    /// if callers poll the CQ.
     pub(crate) fn flush(&self, _cx: &Sleepable) {
         let cq = self.raw.as_ptr();
         // SAFETY: The CQ is valid while `self` lives, and the union is what the context says.
@@ -1059,8 +1059,8 @@ impl Cq<Waited> {
     }
 }
 
-/// An array of `N` completions, at most 64, which [`Cq::poll`] fills. Those that are left in it when
-/// it is dropped, or filled again, are dispatched.
+/// An array of `N` completions, at most 64, which [`Cq::poll`] fills. Those that are left in it
+/// when it is dropped, or filled again, are dispatched.
 ///
 /// # Invariants
 ///

@@ -283,8 +283,8 @@ unsafe extern "C" fn ignored(_cq: *mut bindings::ib_cq, _wc: *mut bindings::ib_w
 /// The callback is valid, and its owner is not posted again.
 pub(crate) unsafe fn ignore<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
     debug::deactivate(cqe.cast());
-    // SAFETY: The callback is valid, as the caller promises. Should a poller read it at this moment,
-    // that is one word.
+    // SAFETY: The callback is valid, as the caller promises. Should a poller read it at this
+    // moment, that is one word.
     unsafe { (&raw mut (*cqe).inner.done).write_volatile(Some(ignored)) };
 }
 

@@ -131,8 +131,8 @@ impl<D: DeviceReads> Buf<D> {
         Ok(())
     }
 
-    /// Returns an entry for the whole buffer, for the device to read: also for what is left in it of
-    /// what it was used for before.
+    /// Returns an entry for the whole buffer, for the device to read: also for what is left in it
+    /// of what it was used for before.
     #[inline]
     pub fn whole(&self) -> wr::Sge<'_> {
         self.mapped.whole()

@@ -2,9 +2,9 @@
 
 //! Transfers whose completion a device has lost.
 //!
-//! `rdma_rw_ctx_destroy()` needs the QP, so such a transfer has to end before it. C finds it in a list
-//! of the ULP. Here each context is listed when it is made, as its memory is allocated then, and not
-//! when it is posted.
+//! `rdma_rw_ctx_destroy()` needs the QP, so such a transfer has to end before it. C finds it in a
+//! list of the ULP. Here each context is listed when it is made, as its memory is allocated then,
+//! and not when it is posted.
 
 use crate::prelude::*;
 use core::{

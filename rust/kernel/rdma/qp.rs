@@ -406,9 +406,9 @@ impl Inner {
         is_one(&self.send.cq) && is_one(&self.recv.cq)
     }
 
-    /// Ends receives that the device has lost, after a drain, as they keep the QP. In the error state
-    /// no receive succeeds, so handlers have posted none again since the first drain that is not
-    /// flushed behind the markers of the second.
+    /// Ends receives that the device has lost, after a drain, as they keep the QP. In the error
+    /// state no receive succeeds, so handlers have posted none again since the first drain that is
+    /// not flushed behind the markers of the second.
     fn end_lost_receives(&self, cx: &Sleepable) -> Result {
         let kept = self.context.kept.take();
         let suspects = kept.iter().filter(|kept| kept.suspect()).count();
@@ -419,9 +419,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Ends the transfers that the device has lost, after the last drain, as they keep the QP: in the
-    /// reset state the device has no requests. A driver that refuses this state has the end of the
-    /// QP wait.
+    /// Ends the transfers that the device has lost, after the last drain, as they keep the QP: in
+    /// the reset state the device has no requests. A driver that refuses this state has the end of
+    /// the QP wait.
     fn end_lost_transfers(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
         let qp = self.raw.as_ptr();
         if self.context.transfers.count() == 0
@@ -527,8 +527,8 @@ impl Inner {
         }
         if self.context.destroyed.as_ref().is_none() {
             if let Some(prepared) = &self.context.transfers.prepared {
-                // SAFETY: By the type invariant the QP is valid. This is called when its last handle
-                // is gone.
+                // SAFETY: By the type invariant the QP is valid. This is called when its last
+                // handle is gone.
                 unsafe { prepared.close() };
             }
             self.drain(drain::Drain::Last(waiter), cx)?;

@@ -266,8 +266,9 @@ pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages>
 /// While `state` has the address of a QP, and is not that of a context that is prepared, `cqe` and
 /// `inner` are accessed only by the call that has claimed this and, if that posts, by the
 /// completion then. From a successful [`RawCtx::map`] to the end of the transfer its QP, whose
-/// address `state` has, counts it, and `inner.raw` is initialised for it. A context that is prepared
-/// is in the list of its QP, unless it is borrowed exclusively: the end of that takes it back.
+/// address `state` has, counts it, and `inner.raw` is initialised for it. A context that is
+/// prepared is in the list of its QP, unless it is borrowed exclusively: the end of that takes it
+/// back.
 // It is not `Unpin`, so an exclusive reference does not claim that nothing else refers to it.
 #[repr(C)]
 struct RawCtx {
@@ -1034,8 +1035,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if the range is empty
     /// or not inside of the memory, if that is lost, or the QP was created without contexts, is not
     /// initialised, has no entries, or so few that C could not make the requests in one piece, or
-    /// MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all are
-    /// in use; `ENOMEM`. See Documentation/mr.rst.
+    /// MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all
+    /// are in use; `ENOMEM`. See Documentation/mr.rst.
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         // SAFETY: The context is borrowed, and the QP is valid. Nothing is posted.
         unsafe { begin(rw.ctx.into(), rw.extents, self.any.target.raw, None) }.map_err(|(e, _)| e)

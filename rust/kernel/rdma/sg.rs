@@ -31,9 +31,9 @@ pub type SgBuf<D> = SgMap<Pages, D>;
 
 impl<D: Direction> SgBuf<D> {
     /// Allocates `len` zeroed bytes, in as many pages as that takes, and maps them (`alloc_page`,
-    /// `sg_alloc_table_from_pages`, `ib_dma_map_sg`). Fails with `ENOMEM`, as for more than 2 GiB on
-    /// most kernels; `EINVAL` for a length of zero or of 4 GiB and more; `EIO` if the memory could
-    /// not be mapped.
+    /// `sg_alloc_table_from_pages`, `ib_dma_map_sg`). Fails with `ENOMEM`, as for more than 2 GiB
+    /// on most kernels; `EINVAL` for a length of zero or of 4 GiB and more; `EIO` if the memory
+    /// could not be mapped.
     pub fn alloc(pd: &Pd, len: usize, cx: &Sleepable) -> Result<Self> {
         Ok(Self::new(pd, Pages::alloc(len, cx)?)?)
     }
@@ -299,8 +299,9 @@ impl Drop for OwnMapping {
 ///   [`ToDevice`]), and nobody writes them by reference.
 ///
 /// The owner may be dropped in any context that a region or a [`Ctx`](crate::rw::Ctx) of it is
-/// dropped in, in the handler of a transfer, and in a work item. That must not wait for the device or for a client to go. An owner that keeps the QP is not for
-/// transfers by that on iWARP: see [`Qp::post_rw`].
+/// dropped in, in the handler of a transfer, and in a work item. That must not wait for the device
+/// or for a client to go. An owner that keeps the QP is not for transfers by that on iWARP: see
+/// [`Qp::post_rw`].
 pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
     /// Returns the table. Called when it is not mapped.
     fn table(&mut self) -> *mut bindings::sg_table;
@@ -616,8 +617,8 @@ mod private {
 /// Bytes and a scatter list of them: a vector, or what many share and a device only reads.
 ///
 /// A vector is freed in any context, as `vfree_atomic()` does, whichever its allocator is. The last
-/// reference to what is shared is dropped where this is: behind an `Arc` of a [`VVec`] or a [`KVVec`]
-/// that must be where one may sleep, or in an interrupt or softirq.
+/// reference to what is shared is dropped where this is: behind an `Arc` of a [`VVec`] or a
+/// [`KVVec`] that must be where one may sleep, or in an interrupt or softirq.
 ///
 /// # Invariants
 ///

@@ -309,8 +309,8 @@ impl Spsc {
         }
     }
 
-    /// Drops a reference, a [`KEEPER`] or a [`REQUEST`]. Returns whether it was the last: all use of
-    /// the ring has happened then.
+    /// Drops a reference, a [`KEEPER`] or a [`REQUEST`]. Returns whether it was the last: all use
+    /// of the ring has happened then.
     #[inline]
     #[must_use]
     pub(crate) fn put(&self, reference: u32) -> bool {

@@ -58,7 +58,8 @@ pub struct SgeMut<'a>(pub(crate) Sge<'a>);
 /// The number of entries that a request has at most: they are on the stack.
 const MAX_SGES: usize = 64;
 
-/// Entries whose number, at least one and at most `N`, is known at run time only. `N` is at most 64.
+/// Entries whose number, at least one and at most `N`, is known at run time only. `N` is at most
+/// 64.
 ///
 /// # Examples
 ///

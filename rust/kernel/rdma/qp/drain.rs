@@ -179,7 +179,8 @@ impl Inner {
     }
 
     /// Takes the QP to the reset state after the last drain, and waits for the pollers of the CQs.
-    /// Returns `false` if the driver refuses that. Fails with `ETIMEDOUT` if a poller has not idled.
+    /// Returns `false` if the driver refuses that. Fails with `ETIMEDOUT` if a poller has not
+    /// idled.
     pub(super) fn reset(&self, waiter: Waiter, cx: &Sleepable) -> Result<bool> {
         let mut draining = self.context.draining.lock();
         if !draining.is_reset {

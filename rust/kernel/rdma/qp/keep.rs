@@ -11,8 +11,8 @@ pub(crate) trait Kept: Send {
     /// The QP is about to be drained for the last time.
     fn closing(&self) {}
 
-    /// The QP was drained. Returns whether a receive is out, and none is about to be posted that was
-    /// not before: it is lost if another drain finds it still out.
+    /// The QP was drained. Returns whether a receive is out, and none is about to be posted that
+    /// was not before: it is lost if another drain finds it still out.
     fn suspect(&self) -> bool {
         false
     }

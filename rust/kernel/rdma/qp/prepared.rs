@@ -145,8 +145,8 @@ impl Entry {
         Arc::ptr_eq(&self.list, list)
     }
 
-    /// Adds this to its list, where it is not. If the end of the QP has closed that, a transfer that
-    /// is prepared ends here.
+    /// Adds this to its list, where it is not. If the end of the QP has closed that, a transfer
+    /// that is prepared ends here.
     ///
     /// # Safety
     ///

@@ -40,10 +40,11 @@ use core::{
 /// It does not keep its QP. Owners that are in it come back in [`SendRing::reclaim`], or are
 /// dropped when the QP was destroyed.
 ///
-/// A ring that is full has a signaled request, whatever the driver has refused, so it has room again
-/// when that has completed. There are two exceptions, after which only [`SendRing::reclaim`] helps:
-/// a driver that does not say which request it has refused, and did not post the signaled ones; and
-/// completions that are all dispatched from a [`WcArray`], which give nothing back by themselves.
+/// A ring that is full has a signaled request, whatever the driver has refused, so it has room
+/// again when that has completed. There are two exceptions, after which only [`SendRing::reclaim`]
+/// helps: a driver that does not say which request it has refused, and did not post the signaled
+/// ones; and completions that are all dispatched from a [`WcArray`], which give nothing back by
+/// themselves.
 ///
 /// Documentation/qp.rst has an example.
 ///
@@ -366,8 +367,8 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     }
 
     /// Drains the QP, and calls `back` with each owner that is left in the ring, in the order of
-    /// the queue; what the QP keeps is dropped. Nothing is posted by the ring after this. Fails as [`Qp::drain`], and with
-    /// `EINVAL` if the ring is of another QP.
+    /// the queue; what the QP keeps is dropped. Nothing is posted by the ring after this. Fails as
+    /// [`Qp::drain`], and with `EINVAL` if the ring is of another QP.
     pub fn reclaim<S: PollContext, R: PollContext>(
         &mut self,
         qp: &Qp<S, R>,

@@ -210,8 +210,8 @@ impl<T: RecvHandler> RecvRef<T> {
 
     /// Ends the receive.
     fn end(self) -> Ended<T> {
-        // SAFETY: By the type invariant the receive is valid and has not ended, and this, which ends
-        // it, is consumed.
+        // SAFETY: By the type invariant the receive is valid and has not ended, and this, which
+        // ends it, is consumed.
         unsafe { Recv::end(self.0) }
     }
 }
@@ -292,8 +292,8 @@ impl<T: RecvHandler> qp::Kept for Table<T> {
 impl<T: RecvHandler> Drop for Table<T> {
     fn drop(&mut self) {
         for recv in &self.recvs {
-            // SAFETY: By the type invariant the receive is from `KBox::leak`. A receive that has not
-            // ended was never posted, as it has a reference of the QP, which is destroyed.
+            // SAFETY: By the type invariant the receive is from `KBox::leak`. A receive that has
+            // not ended was never posted, as it has a reference of the QP, which is destroyed.
             unsafe {
                 if !recv.as_ref().ended.load(Ordering::Acquire) {
                     drop(Recv::end(*recv));
@@ -348,8 +348,8 @@ impl<T: RecvHandler> Recv<T> {
     ///
     /// The receive is valid, has not ended and is not posted; nobody else ends it.
     unsafe fn end(this: NonNull<Self>) -> Ended<T> {
-        // SAFETY: The receive is valid and has not ended, as the caller promises, so both are there,
-        // and are taken once.
+        // SAFETY: The receive is valid and has not ended, as the caller promises, so both are
+        // there, and are taken once.
         let ended = unsafe {
             let this = this.as_ref();
             Ended {

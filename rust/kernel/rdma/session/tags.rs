@@ -618,9 +618,9 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 
 /// The exchanges of a QP, and their tags.
 ///
-/// When the QP is destroyed, the exchanges that are out end, also those that the device has lost. If
-/// completions of the CQ were ever polled into a [`WcArray`], one whose send has not completed ends
-/// when its completion is dispatched.
+/// When the QP is destroyed, the exchanges that are out end, also those that the device has lost.
+/// If completions of the CQ were ever polled into a [`WcArray`], one whose send has not completed
+/// ends when its completion is dispatched.
 ///
 /// # Invariants
 ///
@@ -643,8 +643,8 @@ impl<X: Exchange> Tags<X> {
     ///
     /// Fails with `EINVAL` if both queues of the QP do not complete to one CQ, or that is
     /// [shared](Cq::pool_get), or if there are 0 or more than 65,536 exchanges, or too many bits;
-    /// `ENOMEM`, as where all exchanges take more than `KMALLOC_MAX_SIZE` (4 MiB): put what is large
-    /// into boxes; or the error of `init`.
+    /// `ENOMEM`, as where all exchanges take more than `KMALLOC_MAX_SIZE` (4 MiB): put what is
+    /// large into boxes; or the error of `init`.
     pub fn new<C>(
         qp: &Qp<C>,
         count: u32,

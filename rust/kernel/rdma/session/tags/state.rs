@@ -219,8 +219,8 @@ impl State {
         self.note(SWEPT | back)
     }
 
-    /// Takes an exchange that is out, after the last request of the QP has completed that ever does.
-    /// Returns whether the caller holds the tag by this. No other thread uses the exchange.
+    /// Takes an exchange that is out, after the last request of the QP has completed that ever
+    /// does. Returns whether the caller holds the tag by this. No other thread uses the exchange.
     #[cold]
     pub(super) fn end_lost(&self) -> bool {
         self.now.load(Ordering::Acquire) & OUT != 0 && self.note(ALL)
