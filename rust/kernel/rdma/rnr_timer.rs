@@ -54,6 +54,18 @@ impl RnrTimer {
     }
 
     /// Returns the time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use kernel::time::Delta;
+    /// use rdma::qp::RnrTimer;
+    ///
+    /// /// The time for which a peer tries again, seven times.
+    /// fn patience(timer: RnrTimer) -> Delta {
+    ///     Delta::from_nanos(timer.duration().as_nanos().saturating_mul(7))
+    /// }
+    /// ```
     pub fn duration(self) -> Delta {
         let micros = Self::MICROS.get(usize::from(self.0));
         Delta::from_micros(micros.copied().unwrap_or(0))

@@ -321,6 +321,17 @@ impl RecvCredits {
     }
 
     /// Returns the number of receives that the peer was not told of.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma::session::RecvCredits;
+    ///
+    /// /// Returns whether a message that only grants credits would give the peer half of `limit`.
+    /// fn is_worth_a_message(credits: &RecvCredits, limit: u32) -> bool {
+    ///     credits.untold() >= limit / 2
+    /// }
+    /// ```
     pub fn untold(&self) -> u32 {
         (self.counts.load(Relaxed) >> 32) as u32
     }
