@@ -275,6 +275,9 @@ struct RawCtx {
     inner: UnsafeCell<Inner>,
     /// The callback of the last request.
     cqe: UnsafeCell<bindings::ib_cqe>,
+    /// That in the list of the QP for which this was prepared last. The end of the QP does not use
+    /// it.
+    entry: UnsafeCell<Option<Arc<qp::Entry>>>,
     state: RwState,
     /// The length of the memory.
     len: usize,
@@ -302,8 +305,6 @@ struct Inner {
     table: *mut bindings::sg_table,
     /// `None` if a peer may still write to its memory.
     owner: Option<sg::AnyOwner>,
-    /// That in the list of the QP for which this was prepared last.
-    entry: Option<Arc<qp::Entry>>,
 }
 
 // SAFETY: A transfer may be begun and end on any thread.
@@ -329,7 +330,7 @@ impl Ctx {
     /// Returns the bytes, for the CPU.
     pub fn cpu(&mut self) -> sg::CpuPages<'_> {
         // SAFETY: This is borrowed exclusively, so it is neither posted nor being prepared.
-        let entry = unsafe { (*self.raw.inner.get()).entry.as_ref() };
+        let entry = unsafe { (*self.raw.entry.get()).as_ref() };
         // SAFETY: The context is borrowed for as long as what is returned.
         let unlisted = entry.map(|entry| unsafe { qp::Unlisted::new(entry) });
         let qp = self.raw.qp();
@@ -463,8 +464,8 @@ impl RawCtx {
                 ends: None,
                 table,
                 owner: None,
-                entry: None,
             }),
+            entry: UnsafeCell::new(None),
             len: len as usize,
             links: lost::Links::new(),
         };
@@ -678,8 +679,8 @@ impl RawCtx {
         // SAFETY: The QP is valid, as the caller promises.
         let list = unsafe { qp::transfers(qp.as_ptr()) }.prepared.as_ref();
         let list = list.ok_or(EINVAL)?;
-        // SAFETY: The caller has claimed this, which keeps all others from `inner`.
-        let entry = unsafe { &mut (*self.inner.get()).entry };
+        // SAFETY: The caller has claimed this, which keeps all others from `entry`.
+        let entry = unsafe { &mut *self.entry.get() };
         if entry.as_ref().is_some_and(|entry| entry.is_of(list)) {
             return Ok(());
         }
@@ -701,7 +702,7 @@ impl RawCtx {
     unsafe fn cancel(&self) {
         // SAFETY: The end of the QP does not use this field, and nothing else does, as the caller
         // promises.
-        if let Some(entry) = unsafe { (*self.inner.get()).entry.take() } {
+        if let Some(entry) = unsafe { (*self.entry.get()).take() } {
             entry.remove();
         }
         // SAFETY: The QP's end does not find this any longer, and nothing else uses it.
@@ -735,10 +736,11 @@ impl RawCtx {
 
 impl qp::Prepared for RawCtx {
     unsafe fn take_back(&self) {
-        let at = self.state.any_qp();
-        // INVARIANT: If it is prepared, the caller has this for itself from here on.
-        if at != RwState::IDLE && self.state.claim(at | RwState::PREPARED, at).is_ok() {
-            // SAFETY: This was just claimed, so it is not posted, and nothing else uses it.
+        // It stays prepared until it has ended: a state that says it is posted would have it
+        // completed as lost.
+        if self.state.is_prepared() {
+            // SAFETY: There is no handle of the QP, so nobody posts this, and nobody else takes it
+            // back, as the caller promises.
             unsafe { self.finish(false) };
         }
     }

@@ -163,6 +163,11 @@ impl RwState {
         self.qp() == Self::LOST
     }
 
+    /// Returns whether a transfer is only prepared, for one who excludes that it is posted.
+    pub(crate) fn is_prepared(&self) -> bool {
+        self.qp() & Self::PREPARED != 0
+    }
+
     /// Returns the address of the QP of the transfer that has it, for that.
     #[inline]
     pub(crate) fn qp(&self) -> usize {
