@@ -507,9 +507,10 @@ impl Inner {
         }
     }
 
-    /// Returns whether completions of the CQ were ever polled into an array of a caller.
-    pub(crate) fn was_polled_into_array(&self) -> bool {
-        self.arrays.load(Ordering::Relaxed) & UNUSED == 0
+    /// Returns whether completions of the CQ are handled by its poller alone: no other module uses
+    /// it, and none was ever polled into an array of a caller.
+    pub(crate) fn has_only_poller(&self) -> bool {
+        !self.is_shared() && self.arrays.load(Ordering::Relaxed) & UNUSED != 0
     }
 
     /// Looks at completions that were polled into an array, for the first time or while a drain

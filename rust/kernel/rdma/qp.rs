@@ -400,11 +400,6 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
-    /// Returns whether completions are handled by nobody but the pollers of the CQs.
-    fn has_only_pollers(&self) -> bool {
-        let is_one = |cq: &cq::Inner| !cq.is_shared() && !cq.was_polled_into_array();
-        is_one(&self.send.cq) && is_one(&self.recv.cq)
-    }
 
     /// Ends receives that the device has lost, after a drain, as they keep the QP. In the error
     /// state no receive succeeds, so handlers have posted none again since the first drain that is
@@ -412,9 +407,12 @@ impl Inner {
     fn end_lost_receives(&self, cx: &Sleepable) -> Result {
         let kept = self.context.kept.take();
         let suspects = kept.iter().filter(|kept| kept.suspect()).count();
-        if suspects > 0 && self.has_only_pollers() {
+        if suspects > 0 && self.recv.cq.has_only_poller() {
             self.drain(drain::Drain::Posted, cx)?;
-            kept.iter().for_each(|kept| kept.drained());
+            // Meanwhile a caller may have polled one into an array.
+            if self.recv.cq.has_only_poller() {
+                kept.iter().for_each(|kept| kept.drained());
+            }
         }
         Ok(())
     }
@@ -425,9 +423,10 @@ impl Inner {
     fn end_lost_transfers(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
         let qp = self.raw.as_ptr();
         if self.context.transfers.count() == 0
-            || !self.has_only_pollers()
+            || !self.send.cq.has_only_poller()
             || !lost::is_out(qp)
             || !self.reset(waiter, cx)?
+            || !self.send.cq.has_only_poller()
         {
             return Ok(());
         }
@@ -444,10 +443,15 @@ impl Inner {
     fn end_lost(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
         let kept = self.context.kept.take();
         let is_destroyed = self.context.destroyed.copy() == Some(Ok(()));
-        if !is_destroyed || !self.has_only_pollers() || !kept.iter().any(|kept| kept.is_out()) {
+        // What can be out are sends, and replies to them on the same CQ.
+        let is_left = || self.send.cq.has_only_poller() && kept.iter().any(|kept| kept.is_out());
+        if !is_destroyed || !is_left() {
             return Ok(());
         }
         self.settle(waiter, cx)?;
+        if !is_left() {
+            return Ok(());
+        }
         kept.iter().for_each(|kept| kept.ended());
         Ok(())
     }
@@ -580,7 +584,8 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
         0 => None,
         _ => Some(prepared::PreparedList::new()?),
     };
-    let context = QpPriv::new(parts.events, dev, prepared, state)?;
+    let draining = drain::Draining::new(send_cq.is_shared() || recv_cq.is_shared())?;
+    let context = QpPriv::new(parts.events, dev, prepared, draining, state)?;
     attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
     attr.event_handler = context.events.is_some().then_some(on_event);
     let mut object = dev.object(crate::refs::Kind::Qp);
@@ -783,9 +788,9 @@ impl QpPriv {
         events: Option<Arc<dyn Events>>,
         dev: &Device,
         prepared: Option<Arc<prepared::PreparedList>>,
+        draining: drain::Draining,
         state: Option<State>,
     ) -> Result<Pin<KBox<Self>>> {
-        let draining = drain::Draining::new()?;
         let init = pin_init!(Self {
             module: dev.client().module,
             state <- new_mutex!(state),

@@ -167,11 +167,13 @@ impl Inner {
         // A reset takes completions out of the CQs, too. The markers may be among those that the
         // pollers have just handled.
         let was_out = markers.is_out();
+        wait.restart();
         wait.polled()?;
         if was_out && !markers.is_out() {
             return Err(ETIMEDOUT);
         }
         self.modifier().reset()?;
+        wait.restart();
         wait.polled()?;
         let (dev, num) = (self.pd.device(), self.num);
         pr_err!("{dev}: QP {num} was reset: its device does not complete its requests\n");
@@ -189,6 +191,8 @@ impl Inner {
             }
             draining.is_reset = true;
         }
+        // A handler that is waited for may drain another QP.
+        drop(draining);
         self.settle(waiter, cx)?;
         Ok(true)
     }
@@ -214,7 +218,8 @@ impl Inner {
             Err(Unposted::Refused(e)) => {
                 // It posts an RDMA WRITE, and returns at once where that finds no room: then only
                 // what has a completion is known to come back.
-                let drain = ops.drain_sq.filter(|_| !is_ud && !keeps).ok_or(e)?;
+                let drain = ops.drain_sq.filter(|_| !is_ud && !keeps);
+                let drain = drain.ok_or_else(|| wait.refused(e))?;
                 // SAFETY: It is the device's, for the send queue of a QP that is not for datagrams.
                 unsafe { wait.drain_by_driver(drain, &self.send.cq) }?
             }
@@ -223,7 +228,7 @@ impl Inner {
         if self.srq.is_none() {
             match wait.post(markers, Queue::Recv) {
                 Err(Unposted::Refused(e)) => {
-                    let drain = ops.drain_rq.ok_or(e)?;
+                    let drain = ops.drain_rq.ok_or_else(|| wait.refused(e))?;
                     // SAFETY: It is the device's, for the receive queue.
                     unsafe { wait.drain_by_driver(drain, &self.recv.cq) }?
                 }
@@ -365,6 +370,8 @@ struct Wait<'a> {
     /// When it was found for the first time that something has to be waited for.
     began: Cell<Option<time::Instant<time::Monotonic>>>,
     helped: Cell<bool>,
+    /// Set if the device has refused a marker.
+    is_refused: Cell<bool>,
     /// That of all turns.
     waited: &'a Waited,
     cx: &'a Sleepable,
@@ -380,6 +387,7 @@ impl<'a> Wait<'a> {
             }),
             began: Cell::new(None),
             helped: Cell::new(false),
+            is_refused: Cell::new(false),
             waited,
             cx,
         }
@@ -432,10 +440,22 @@ impl<'a> Wait<'a> {
         i64::from(self.waited.secs()) >= PATIENCE.as_millis() / 1_000
     }
 
+    /// Begins another wait, of a moment.
+    fn restart(&self) {
+        self.began.set(None);
+        self.patience.set(SHORT_TURN);
+    }
+
+    /// Notes that the device has refused a marker, and returns the error.
+    fn refused(&self, error: Error) -> Error {
+        self.is_refused.set(true);
+        error
+    }
+
     /// Returns whether the device has failed, or has lost what it is waited for, by the error of a
-    /// drain. Handlers are waited for as long as it takes.
+    /// drain. Handlers are waited for as long as it takes, and other errors may pass.
     fn is_lost(&self, error: Error) -> bool {
-        error != ETIMEDOUT || self.is_late()
+        error == EOVERFLOW || self.is_refused.get() || self.is_late()
     }
 
     /// Waits until a QP on an SRQ, which is in the error state, takes nothing from that any more,
@@ -622,8 +642,11 @@ fn process(cq: &cq::Inner) -> Option<bool> {
     let Some(guard) = cq.try_lock() else {
         return Some(false);
     };
-    let processed = cq.process_locked(guard, BUDGET, |it| it.dispatch());
-    Some(processed.is_ok_and(|n| n < BUDGET))
+    match cq.process_locked(guard, BUDGET, |it| it.dispatch()) {
+        Ok(n) => Some(n < BUDGET),
+        // It has lost completions, and has no other.
+        Err(e) => Some(e == EOVERFLOW),
+    }
 }
 
 /// Pauses between polls. The next pause is a quarter longer, up to 10 ms: most of what is polled
@@ -636,7 +659,7 @@ fn pause(us: &mut u32) {
 /// The markers of the drains of a QP, of which one at a time is under way.
 pub(super) struct Draining {
     /// Those of the next drain, unless they are still to be reached.
-    markers: Pin<KBox<Markers>>,
+    markers: ManuallyDrop<Pin<KBox<Markers>>>,
     /// Those of drains that have failed. The ones that are not reached stay here until the QP is
     /// destroyed.
     failed: KVec<Pin<KBox<Markers>>>,
@@ -644,14 +667,17 @@ pub(super) struct Draining {
     is_last: bool,
     /// Set if the last drain has taken the QP to the reset state.
     is_reset: bool,
+    /// Set if a CQ is shared, so that other modules may be about to handle what they have polled.
+    is_shared: bool,
     /// There while a marker is out.
     watch: Option<[cq::MarkerWatch; 2]>,
 }
 
 impl Draining {
-    pub(super) fn new() -> Result<Self> {
+    pub(super) fn new(is_shared: bool) -> Result<Self> {
         Ok(Self {
-            markers: Markers::new(GFP_KERNEL)?,
+            markers: ManuallyDrop::new(Markers::new(GFP_KERNEL)?),
+            is_shared,
             failed: KVec::new(),
             is_last: false,
             is_reset: false,
@@ -665,18 +691,31 @@ impl Draining {
     fn prepare(&mut self, is_last: bool) -> Option<()> {
         if self.markers.is_out() && !(is_last && self.is_last) {
             match self.failed.iter_mut().find(|markers| !markers.is_out()) {
-                Some(reached) => swap(&mut self.markers, reached),
+                Some(reached) => swap(&mut *self.markers, reached),
                 None => {
                     let flags = flags::GFP_NOWAIT | flags::__GFP_NOWARN;
                     self.failed.reserve(1, flags).ok()?;
                     let markers = Markers::new(flags).ok()?;
-                    let failed = replace(&mut self.markers, markers);
+                    let failed = replace(&mut *self.markers, markers);
                     self.failed.push_within_capacity(failed).ok()?;
                 }
             }
         }
         self.is_last = is_last;
         Some(())
+    }
+}
+
+impl Drop for Draining {
+    /// Frees the markers, but for those that the poller of another module may be about to reach.
+    fn drop(&mut self) {
+        // SAFETY: The field is not used again.
+        let markers = unsafe { ManuallyDrop::take(&mut self.markers) };
+        for markers in Iterator::chain(self.failed.drain_all(), Some(markers)) {
+            if self.is_shared && markers.is_out() {
+                core::mem::forget(markers);
+            }
+        }
     }
 }
 
@@ -798,7 +837,8 @@ unsafe extern "C" fn reached<const QUEUE: usize>(
     // SAFETY: `cqe` is from `give`, which has added this number to the address of the markers.
     let markers: *mut Markers = unsafe { cqe.sub(QUEUE) }.cast();
     // SAFETY: The markers are there until the QP is destroyed, and its last drain waits for this
-    // one, unless the QP was reset and the pollers of its CQs have idled since.
+    // one, unless the QP was reset and the pollers of its CQs have idled since. Where others poll a
+    // CQ, the drop of `Draining` leaves such markers.
     let state = unsafe { &*markers }.change(|state| state & !bit);
     if state & bit == 0 {
         // It does not end the next drain.
