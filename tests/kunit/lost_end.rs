@@ -3,7 +3,10 @@
 //! Requests that the device loses: they end with their QP.
 
 use crate::{
-    check::expect,
+    check::{
+        expect,
+        OVERRUN, //
+    },
     fixture::{
         wait,
         CountDrop,
@@ -43,11 +46,15 @@ use rdma::{
         RecvRing, //
     }, //
 };
+use rdma_bindings as bindings;
 use rdma_null::Injection;
 
 const COUNT: u32 = 4;
 const HOLD_ONE: Injection = Injection::Hold { count: 1 };
 const HOLD_ALL: Injection = Injection::Hold { count: u32::MAX };
+const CQ_FAILS: Injection = Injection::Event {
+    event: bindings::ib_event_type_IB_EVENT_CQ_ERR,
+};
 
 /// Takes the device away, which waits for all that was made of it.
 fn is_removed(null: NullEnv) -> Result {
@@ -76,8 +83,9 @@ impl Exchange for Io {
     }
 }
 
-/// A QP to no peer with exchanges of which one is lost, and the others have no reply.
-fn exchanges_end<C: Polled>(lose: Injection) -> Result {
+/// A QP to no peer with exchanges of which one is lost, and the others have no reply. With
+/// `cq_fails` its CQ fails before it ends.
+fn exchanges_end<C: Polled>(lose: Injection, cq_fails: bool) -> Result {
     let null = Null::<C>::new()?;
     null.disconnect()?;
     let (ended, gone) = (Counter::new()?, Counter::new()?);
@@ -105,6 +113,10 @@ fn exchanges_end<C: Polled>(lose: Injection) -> Result {
     tags.close(ENOTCONN);
     tags.reclaim(&a, &env.cx)?;
     check_eq!(ended.get(), COUNT as i32 - 1);
+    if cq_fails {
+        expect(1, OVERRUN);
+        dev.inject(CQ_FAILS)?;
+    }
     a.destroy(&env.cx)?;
     wait(|| ended.get() == COUNT as i32)?;
     check_eq!(gone.get(), 0);
@@ -243,17 +255,27 @@ mod tests {
 
     #[test]
     fn exchanges_in_a_softirq() -> Result {
-        exchanges_end::<Softirq>(HOLD_ONE)
+        exchanges_end::<Softirq>(HOLD_ONE, false)
     }
 
     #[test]
     fn exchanges_in_a_work_item() -> Result {
-        exchanges_end::<Workqueue>(HOLD_ONE)
+        exchanges_end::<Workqueue>(HOLD_ONE, false)
     }
 
     #[test]
     fn exchanges_at_a_caller() -> Result {
-        exchanges_end::<Direct>(HOLD_ONE)
+        exchanges_end::<Direct>(HOLD_ONE, false)
+    }
+
+    #[test]
+    fn exchanges_on_a_failed_cq_in_a_work_item() -> Result {
+        exchanges_end::<Workqueue>(HOLD_ONE, true)
+    }
+
+    #[test]
+    fn exchanges_on_a_failed_cq_at_a_caller() -> Result {
+        exchanges_end::<Direct>(HOLD_ONE, true)
     }
 
     #[test]
@@ -262,7 +284,7 @@ mod tests {
             1,
             "did not say which request it refused: the owner is leaked",
         );
-        exchanges_end::<Softirq>(Injection::Mute { after: 1, errno: 5 })
+        exchanges_end::<Softirq>(Injection::Mute { after: 1, errno: 5 }, false)
     }
 
     #[test]

@@ -400,7 +400,6 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
-
     /// Ends receives that the device has lost, after a drain, as they keep the QP. In the error
     /// state no receive succeeds, so handlers have posted none again since the first drain that is
     /// not flushed behind the markers of the second.
