@@ -173,8 +173,11 @@ impl<C: Polled> RecvHandler for Conn<C> {
     fn refused(self: ArcBorrow<'_, Self>, _error: Error) {}
 }
 
-/// A connection that loses a receive.
-fn receives_end<C: Polled>() -> Result {
+/// A connection that loses a receive, from `begin` to `end`.
+fn receives_end<C: Polled>(
+    begin: impl FnOnce(&Arc<Conn<C>>, &Sleepable) -> Result,
+    end: impl FnOnce(&Qp<C>, &Sleepable) -> Result,
+) -> Result {
     let null = Null::<C>::new()?;
     let Null { a, b, cq, env, dev } = null;
     let (failed, gone) = (Counter::new()?, Counter::new()?);
@@ -185,6 +188,7 @@ fn receives_end<C: Polled>() -> Result {
         _context: PhantomData,
     };
     let conn = Arc::new(conn, GFP_KERNEL)?;
+    begin(&conn, &env.cx)?;
     dev.inject_qp(conn.qp.num(), HOLD_ONE)?;
     RecvRing {
         pd: &env.pd,
@@ -192,7 +196,7 @@ fn receives_end<C: Polled>() -> Result {
         len: 16,
     }
     .post(&conn, &env.cx)?;
-    conn.qp.drain(&env.cx)?;
+    end(&conn.qp, &env.cx)?;
     check_eq!(failed.get(), COUNT as i32 - 1);
     drop(conn);
     wait(|| gone.get() == 1)?;
@@ -304,17 +308,29 @@ mod tests {
 
     #[test]
     fn receives_in_a_softirq() -> Result {
-        receives_end::<Softirq>()
+        receives_end::<Softirq>(|_, _| Ok(()), Qp::drain)
     }
 
     #[test]
     fn receives_in_a_work_item() -> Result {
-        receives_end::<UnboundWorkqueue>()
+        receives_end::<UnboundWorkqueue>(|_, _| Ok(()), Qp::drain)
     }
 
     #[test]
     fn receives_at_a_caller() -> Result {
-        receives_end::<Direct>()
+        receives_end::<Direct>(|_, _| Ok(()), Qp::drain)
+    }
+
+    #[test]
+    fn receives_of_a_context_in_a_softirq() -> Result {
+        let set = |conn: &Arc<Conn<_>>, cx: &_| conn.qp.set_context(conn.clone(), cx);
+        receives_end::<Softirq>(set, Qp::clear_context)
+    }
+
+    #[test]
+    fn receives_of_a_context_in_a_work_item() -> Result {
+        let set = |conn: &Arc<Conn<_>>, cx: &_| conn.qp.set_context(conn.clone(), cx);
+        receives_end::<Workqueue>(set, Qp::clear_context)
     }
 
     #[test]

@@ -267,7 +267,9 @@ impl UserContext {
         // A handler that has found the context began before the drain's marker was posted to its
         // queue, or before the poller idled: what comes later is handled after this was stored.
         self.of.store(0, Ordering::Release);
+        // A full send queue has no more completions, and receives are flushed there too.
         let drained = qp.drain(super::drain::Drain::Posted, cx);
+        let drained = drained.and_then(|_| qp.end_lost_receives(cx));
         let mut owner = self.owner.lock();
         owner.clearing = false;
         if let Err(e) = drained {
