@@ -27,6 +27,10 @@ use kernel::{
         },
         SpinLockIrq, //
     },
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
     workqueue::{
         Work,
         WorkItem, //
@@ -61,6 +65,8 @@ const BACKLOG: u32 = 16;
 const SGES: u32 = 16;
 /// The number of connections, those included that wait. The CQs have room for no more QPs.
 const CONNECTIONS: u32 = 32;
+/// The time before a connection that was not drained is ended again.
+const PAUSE: Delta = Delta::from_secs(1);
 
 /// The part that connections share: a CQ for each CPU, as far as there are vectors, and the store.
 pub(crate) struct Target {
@@ -147,7 +153,8 @@ impl Target {
         };
         let posted = ring.post(&conn, cx);
         let accepted = posted.and_then(|()| conn.id.accept(conn.clone(), &param, cx));
-        accepted.or_else(|e| conn.qp.clear_context(cx).and(Err(e)))
+        // Not here: the drain waits for handlers, in the way of all callbacks.
+        accepted.inspect_err(|_| conn.as_arc_borrow().end_later())
     }
 }
 
@@ -179,6 +186,9 @@ impl WorkItem for Conn {
     fn run(this: Arc<Self>) {
         if let Err(e) = Sleepable::current().and_then(|cx| this.end(&cx)) {
             rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
+            // The QP still has its context, which only this takes.
+            fsleep(PAUSE);
+            this.as_arc_borrow().end_later();
         }
     }
 }

@@ -21,6 +21,10 @@ use kernel::{
     new_work,
     page::PAGE_SIZE,
     prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
     workqueue::{
         Work,
         WorkItem, //
@@ -55,6 +59,8 @@ const SLOTS: u32 = 10;
 /// The number of connections that may wait for their peers to confirm them. Until these are gone,
 /// as many more may come.
 const BACKLOG: u32 = 8;
+/// The time before a connection that was not drained is ended again.
+const PAUSE: Delta = Delta::from_secs(1);
 /// The pages of a call's data, and how many of them a request has.
 const PAGES: u32 = MAX_LEN.div_ceil(PAGE_SIZE) as u32;
 const SGES: u32 = 4;
@@ -95,6 +101,9 @@ impl WorkItem for Connection {
     fn run(this: Arc<Self>) {
         if let Err(e) = Sleepable::current().and_then(|cx| this.end(&cx)) {
             rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
+            // The QP still has its context, which only this takes.
+            fsleep(PAUSE);
+            this.as_arc_borrow().end_later();
         }
     }
 }
@@ -161,7 +170,8 @@ pub(crate) fn serve(
         // The peer may call before `accept` returns.
         connection.qp.set_context(connection.clone(), cx)?;
         let accepted = (connection.id).accept(connection.clone(), &cm::ConnParam::default(), cx);
-        accepted.or_else(|e| connection.qp.clear_context(cx).and(Err(e)))
+        // Not here: the drain waits for handlers, in the way of all callbacks.
+        accepted.inspect_err(|_| connection.as_arc_borrow().end_later())
     };
     cm::Listener::new(client, addr, BACKLOG, Arc::new(accept, GFP_KERNEL)?, cx)
 }
