@@ -202,7 +202,7 @@ impl Id {
         param: &cm::ConnParam<'_>,
         cx: &Sleepable,
     ) -> Result<cm::PrivateData> {
-        let timeout_ms = param.timeout_ms;
+        let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
         let param = self.qp_param(param)?;
         let conn = &self.state.conn;
         let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
@@ -211,7 +211,7 @@ impl Id {
             conn.set_handler(&handler)?;
             installed = true;
             // SAFETY: Called by `connect_qp`, in `with_handler_lock`. The data are the caller's.
-            let ask = || unsafe { self.call_with_qp(bindings::rdma_connect_locked, param) };
+            let ask = || unsafe { self.call_with_qp(bindings::rdma_connect_locked, param, timer) };
             // This is no callback: `wait_for` has looked.
             let connected = self.state.with_handler_lock(|| conn.connect_qp(ask));
             asked = connected.is_ok();
@@ -243,7 +243,7 @@ impl Id {
         param: &cm::ConnParam<'_>,
         _cx: &Sleepable,
     ) -> Result {
-        let timeout_ms = param.timeout_ms;
+        let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
         let param = self.qp_param(param)?;
         let conn = &self.state.conn;
         let locked = conn.is_in_own_callback();
@@ -254,7 +254,7 @@ impl Id {
         conn.begin_answer(Some(handler))?;
         // A disconnection that has begun, and does nothing yet, ends before this: it locks the QP.
         // SAFETY: Its callback or `with_handler_lock` has the id's lock. The data are the caller's.
-        let accept = || unsafe { self.call_with_qp(bindings::rdma_accept, param) };
+        let accept = || unsafe { self.call_with_qp(bindings::rdma_accept, param, timer) };
         let accepted = if locked {
             accept()
         } else {
@@ -335,21 +335,19 @@ impl Id {
         self.state.conn.release_handler();
     }
 
-    /// Sets the options that a connection has in its id, and returns those that C is told.
+    /// Returns what C is told of a connection. Takes no lock: it is called before it is known
+    /// whether this task may wait for one.
     fn qp_param(&self, param: &cm::ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
         // SAFETY: The id is alive by the invariant of `RawId`. C may set the QP, which is compared.
         if unsafe { (&raw const (*self.state.as_raw()).qp).read_volatile() }.is_null() {
             return Err(EINVAL);
         }
-        let timer = param.min_rnr_timer.as_raw();
-        // SAFETY: The id is alive by the invariant of `RawId`, and of a reliable service, as all
-        // are. The call locks what it changes.
-        to_result(unsafe { bindings::rdma_set_min_rnr_timer(self.state.as_raw(), timer) })?;
         param.to_raw()
     }
 
     /// Calls C with the QP locked: `iw_cm_connect()` and `iw_cm_accept()` take a reference to it
-    /// only after they have found it.
+    /// only after they have found it. Sets the timer before, which C has in the id: that takes C's
+    /// own lock, which a task that destroys the QP has.
     ///
     /// # Safety
     ///
@@ -362,8 +360,12 @@ impl Id {
             *mut bindings::rdma_conn_param,
         ) -> c_int,
         mut param: bindings::rdma_conn_param,
+        timer: cm::RnrTimer,
     ) -> Result {
-        let _qp = self.state.conn.qp.lock();
+        let (_qp, timer) = (self.state.conn.qp.lock(), timer.as_raw());
+        // SAFETY: The id is alive by the invariant of `RawId`, and of a reliable service, as all
+        // are. The call locks what it changes.
+        to_result(unsafe { bindings::rdma_set_min_rnr_timer(self.state.as_raw(), timer) })?;
         // SAFETY: The id is alive by the invariant of `RawId`, and the caller says that it is
         // locked, and the data are there. The call copies them, and the parameters.
         to_result(unsafe { call(self.state.as_raw(), &raw mut param) })
@@ -395,11 +397,13 @@ impl AsyncConnect {
             }
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED => {
                 let param = self.connect.resolved(&self.id, cx)?;
-                let timeout_ms = param.timeout_ms;
+                let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
                 let param = self.id.qp_param(&param)?;
                 let conn = &self.id.state.conn;
                 // SAFETY: The id is locked in its callback. The private data are the handler's.
-                let ask = || unsafe { self.id.call_with_qp(bindings::rdma_connect_locked, param) };
+                let ask = || unsafe {
+                    (self.id).call_with_qp(bindings::rdma_connect_locked, param, timer)
+                };
                 let disconnect = conn.ask(ask)?;
                 // On iWARP the callback of the event that the connection is there disconnects, and
                 // the driver bounds the time that the peer has.
