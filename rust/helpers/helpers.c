@@ -135,7 +135,6 @@ struct module_use {
 	struct list_head target_list;
 	struct module *source, *target;
 };
-#endif
 
 /*
  * Says whether this is code of a module, or of one that it uses, and so keeps loaded. The list of
@@ -143,19 +142,22 @@ struct module_use {
  */
 static bool keeps_code(struct module *mod, unsigned long addr)
 {
-#ifdef CONFIG_MODULE_UNLOAD
 	struct module_use *use;
 
 	list_for_each_entry(use, &mod->target_list, target_list)
 		if (keeps_code(use->target, addr))
 			return true;
-#endif
 	return within_module(addr, mod);
 }
+#endif
 
-/* @mod: the module of a ULP, or NULL if that is built in. It uses this one, if that is a module. */
+/*
+ * @mod: the module of a ULP, or NULL if that is built in. It uses this one, if that is a module.
+ * Without CONFIG_MODULE_UNLOAD no code is ever unloaded, and any will do.
+ */
 bool rdma_helper_is_code_of(unsigned long addr, struct module *mod)
 {
+#ifdef CONFIG_MODULE_UNLOAD
 	if (!mod || within_module(addr, mod) || keeps_code(mod, addr))
 		return true;
 #ifndef MODULE
@@ -165,6 +167,9 @@ bool rdma_helper_is_code_of(unsigned long addr, struct module *mod)
 	pr_err_ratelimited("%pS is code of another module than %s, whose object it was given to: refused\n",
 			   (void *)addr, module_name(mod));
 	return false;
+#else
+	return true;
+#endif
 }
 
 struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name)
