@@ -188,6 +188,16 @@ impl Sleeper {
         next
     }
 
+    /// The work item was not queued: it has ended, and its connector is let go.
+    fn not_queued(&self) {
+        let mut state = self.state.lock();
+        let next = state.next.take();
+        state.running = false;
+        drop(state);
+        self.changed.notify_all();
+        drop(next);
+    }
+
     /// Ends it. Any context.
     fn stop(&self) {
         self.state.lock().stopped = true;
@@ -384,11 +394,12 @@ impl Reconnect {
         let running = replace(&mut state.running, true);
         drop(state);
         drop(old);
-        if !running {
-            // It is not queued: it has ended, or never begun.
-            let _ = self.0.client.enqueue(self.0.clone());
+        if running {
+            return Ok(());
         }
-        Ok(())
+        // It is not queued: it has ended, or never begun.
+        let queued = self.0.client.enqueue(self.0.clone());
+        queued.inspect_err(|_| self.0.sleeper.not_queued())
     }
 
     /// Makes no further attempt, ever. One that is being made goes on. Any context.
