@@ -687,6 +687,10 @@ impl refs::Owner for Core {
     fn refs(&self) -> &refs::Refs {
         &self.refs
     }
+
+    fn queue(&self) -> &workqueue::Queue {
+        self.workqueue.get()
+    }
 }
 
 impl fmt::Display for Core {

@@ -10,8 +10,9 @@
 //! go, which would keep a worker from other objects, but goes to the end of the queue again.
 //!
 //! Destroying an object may wait for handlers of the ULP, and a workqueue runs a limited number of
-//! work items at a time. So each device of each client has a workqueue of its own. Work items that
-//! wait for no handler are on that of the core module.
+//! work items at a time. So each device of each client has a workqueue of its own, and each client
+//! has one for what is on no device. That of the core module is for the messages of the connection
+//! managers, for connections that are given up, and for MAD agents whose device goes.
 //!
 //! Value, count, work item and place in the list of objects are one allocation.
 
@@ -67,8 +68,8 @@ impl Drop for Workqueue {
 /// Zero, or the address of a workqueue that is destroyed when the core module is unloaded.
 static QUEUE: atomic::Atomic<usize> = atomic::Atomic::new(0);
 
-/// The workqueue of the core module: of objects that are on no device, and of messages of the
-/// connection managers.
+/// The workqueue of the core module: of messages of the connection managers, of connections that
+/// are given up, and of MAD agents whose device goes.
 pub(crate) struct Queue(#[expect(dead_code)] Workqueue);
 
 impl Queue {
@@ -92,7 +93,7 @@ pub(crate) trait Teardown: Send + Sync + 'static {
     fn object(&self) -> Option<&Object>;
 
     /// Returns the workqueue that tears the value down. A value that has a reference to a device
-    /// may return the workqueue of that.
+    /// or a client may return the workqueue of that.
     fn queue(&self) -> &workqueue::Queue {
         self.object().map_or_else(|| Queue::get(), Object::queue)
     }
@@ -179,9 +180,9 @@ impl<T: Teardown> Item<T> {
     /// Queues an item that nobody else refers to.
     fn enqueue(item: Pin<sync::UniqueArc<Self>>) {
         let queue = ptr::from_ref(item.value.queue());
-        // SAFETY: The workqueue is the core module's, or that of a device to which the value has a
-        // reference. The device destroys it after that was put, so after the work item has begun;
-        // what `queue_work()` does then, it does in an RCU read-side section, and
+        // SAFETY: The workqueue is the core module's, or that of a device or a client to which the
+        // value has a reference. The owner destroys it after that was put, so after the work item
+        // has begun; what `queue_work()` does then, it does in an RCU read-side section, and
         // `destroy_workqueue()` frees the workqueue after a grace period.
         let queue = unsafe { &*queue };
         // It is not queued: a queued item has a reference.

@@ -758,7 +758,7 @@ impl deferred::Teardown for State {
     fn queue(&self) -> &workqueue::Queue {
         match self.device.as_ref() {
             Some(device) => device.inner().queue(),
-            None => deferred::Queue::get(),
+            None => self.object.queue(),
         }
     }
 
@@ -937,7 +937,7 @@ unsafe extern "C" fn on_listener_event(
             }
             // The id has to go for the device to go, but not in its own callback.
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                let _ = deferred::Queue::get().enqueue(this);
+                let _ = this.object.queue().enqueue(this.clone());
             }
             _ => {}
         }
