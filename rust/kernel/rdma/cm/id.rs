@@ -179,7 +179,8 @@ impl Id {
     /// `ECONNREFUSED` if the peer rejects; `ETIMEDOUT` if it does not answer within
     /// [`cm::ConnParam::timeout_ms`]; `EINVAL` without a QP or with too much private data; `EBUSY`
     /// if the id has a handler; `ENODEV` if its device goes; as [`Id::resolve_addr`] in waiting; or
-    /// with the connection manager's error.
+    /// with the connection manager's error. siw connects in `rdma_connect` itself: against a host
+    /// that is silent this lasts as long as TCP tries, two minutes, and no signal ends it.
     ///
     /// # Examples
     ///
