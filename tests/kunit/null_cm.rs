@@ -376,6 +376,29 @@ mod tests {
     }
 
     #[test]
+    fn no_time_for_the_peer_is_refused() -> Result {
+        let net = Net::new()?;
+        let env = &net.null.env;
+        net.dev().inject(Injection::Silence { count: 1 })?;
+        let _listener = net.listen(refuses)?;
+        let id = cm::Id::resolve(&env.client, net.addr, STEP_MS, &env.cx)?;
+        let ulp = Ulp::new(&env.pd)?;
+        ulp.make_qp(&id, &env.cx)?;
+        let mut param = cm::ConnParam {
+            timeout_ms: 0,
+            ..Default::default()
+        };
+        check_err!(id.connect(ulp.clone(), &param, &env.cx).map(drop), EINVAL);
+        // Nothing was asked.
+        param.timeout_ms = 20;
+        check_err!(
+            id.connect(ulp.clone(), &param, &env.cx).map(drop),
+            ETIMEDOUT
+        );
+        net.dev().inject(Injection::Expire)
+    }
+
+    #[test]
     fn sends_in_both_directions() -> Result {
         let NullEnv { dev, env } = NullEnv::with_cm()?;
         let cq = env.cq::<Softirq>(4 * CAPS.entries())?;

@@ -77,7 +77,7 @@ pub struct ConnParam<'a> {
     pub min_rnr_timer: RnrTimer,
     /// The time that the peer has to answer a request, or to confirm that its own was accepted, in
     /// milliseconds. C's connection managers give up after 74 s, or after hours if the peer asks
-    /// for more time.
+    /// for more time. With 0 what has the parameters fails with `EINVAL`.
     pub timeout_ms: u32,
 }
 
@@ -96,7 +96,11 @@ impl Default for ConnParam<'_> {
 }
 
 impl ConnParam<'_> {
+    /// Fails with `EINVAL` for too much private data, or without time for the peer.
     pub(crate) fn to_raw(self) -> Result<bindings::rdma_conn_param> {
+        if self.timeout_ms == 0 {
+            return Err(EINVAL);
+        }
         Ok(bindings::rdma_conn_param {
             private_data: self.private_data.as_ptr().cast(),
             private_data_len: self.private_data.len().try_into()?,
