@@ -801,7 +801,8 @@ pub trait Accept: Send + Sync + 'static {
     fn stopped(&self) {}
 }
 
-/// A function that is called with each request. Its errors are reported, ten in each five seconds.
+/// A function that is called with each request. Its errors are reported, ten in each five seconds
+/// for all ULPs together.
 impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
     fn request(&self, request: Request<'_>, cx: &Sleepable) {
         let refused = request.refused;
@@ -1146,7 +1147,7 @@ impl Request<'_> {
             object,
         });
         state.pending.populate(pending);
-        state.bind()?;
+        state.bind().inspect_err(|_| self.refused.set(true))?;
         Ok(Id { state })
     }
 }

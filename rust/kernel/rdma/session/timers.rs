@@ -102,7 +102,7 @@ pub struct Ticker(Arc<Sleeper>);
 
 impl Ticker {
     /// Calls `tick` every `period_ms` milliseconds, until it breaks. Any context that may allocate
-    /// with `flags`. Fails with `ENOMEM`.
+    /// with `flags`. Fails with `ENOMEM`, or with `EPERM` if the client is another module's.
     pub fn start(
         client: &ClientRef,
         period_ms: u32,
