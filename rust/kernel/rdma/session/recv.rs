@@ -493,8 +493,10 @@ impl<T: RecvHandler> Drop for Kept<T> {
         // The receive takes its reference along, and may have completed before the call returns.
         //
         // SAFETY: By the invariant of `RecvRef` the receive has not ended.
-        let (qp, withheld) = (unsafe { recv.qp() }.clone(), recv.withheld.clone());
+        let (qp, withheld) = (unsafe { recv.qp() }.clone(), Arc::as_ptr(&recv.withheld));
         qp.post_recv(recv, Recv::wr).unwrap_or_else(refused);
-        withheld.fetch_sub(1, Ordering::Release);
+        // SAFETY: `qp` keeps the QP, and that keeps the table until it is destroyed. The table has a
+        // reference to the count.
+        unsafe { (*withheld).fetch_sub(1, Ordering::Release) };
     }
 }
