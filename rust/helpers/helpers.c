@@ -207,8 +207,8 @@ void rdma_helper_cq_end_poll(struct ib_cq *cq)
 }
 
 /*
- * Completes a request that the device has lost. Handlers of a softirq CQ take locks of each other with
- * softirqs enabled.
+ * Completes a request that the device has lost. Handlers of a softirq CQ take locks of each other
+ * with softirqs enabled.
  */
 void rdma_helper_complete(struct ib_cq *cq, struct ib_wc *wc)
 {
