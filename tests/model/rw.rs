@@ -192,13 +192,12 @@ impl Prepared {
 
     /// As `RawCtx::take_back`.
     fn take_back(&self) {
-        let at = self.ctx.state.any_qp();
-        if at != 0 && self.ctx.state.claim(at | RwState::PREPARED, at).is_ok() {
+        if self.ctx.state.is_prepared() {
             self.finish();
         }
     }
 
-    /// As `Inner::teardown`, in a thread.
+    /// As `Inner::end_use`, in a thread.
     fn end_qp(this: &Arc<Self>) -> thread::JoinHandle<()> {
         let this = this.clone();
         thread::spawn(move || {
