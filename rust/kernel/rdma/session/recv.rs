@@ -495,8 +495,8 @@ impl<T: RecvHandler> Drop for Kept<T> {
         // SAFETY: By the invariant of `RecvRef` the receive has not ended.
         let (qp, withheld) = (unsafe { recv.qp() }.clone(), Arc::as_ptr(&recv.withheld));
         qp.post_recv(recv, Recv::wr).unwrap_or_else(refused);
-        // SAFETY: `qp` keeps the QP, and that keeps the table until it is destroyed. The table has a
-        // reference to the count.
+        // SAFETY: `qp` keeps the QP, and that keeps the table until it is destroyed. The table has
+        // a reference to the count.
         unsafe { (*withheld).fetch_sub(1, Ordering::Release) };
     }
 }
