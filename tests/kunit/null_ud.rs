@@ -159,6 +159,8 @@ mod tests {
         null.dev.inject(Injection::Modify { errno: 5, count: 1 })?;
         check_err!(make().map(drop), EIO);
         wait(|| null.dev.objects() == [1, 0, 0, 0])?;
+        // The work item gives them back after it has destroyed the QP.
+        wait(|| cq.free_entries() == entries)?;
         make()?.destroy(&null.env.cx)?;
         check_eq!(cq.free_entries(), entries);
         Ok(())
