@@ -77,11 +77,11 @@ struct Io;
 impl Exchange for Io {
     type Request = Posted;
     type Reply = Waiting;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn sent(_posted: &Posted, wc: &Wc, _cx: &Atomic) {
+    fn sent(_posted: &Posted, wc: &Wc, _cx: &context::Atomic) {
         match wc.result() {
-            Err(e) if e.status != Status::WR_FLUSH_ERR => {
+            Err(e) if e.status != wc::Status::WR_FLUSH_ERR => {
                 rdma::pr_info_ratelimited!("a request: {}\n", e.status)
             }
             _ => {}
@@ -144,13 +144,13 @@ impl cm::Handler for Conn {
 impl RecvHandler for Conn {
     type Send = Softirq;
     type Recv = Softirq;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn qp(&self) -> &Arc<Qp<Softirq>> {
         &self.qp
     }
 
-    fn received(mut message: Received<'_, Self>, _cx: &Atomic) {
+    fn received(mut message: Received<'_, Self>, _cx: &context::Atomic) {
         let wc = *message.wc();
         let (conn, bytes) = message.open();
         // After the end of the connection nothing is waited for.

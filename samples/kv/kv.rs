@@ -50,7 +50,10 @@ use kernel::{
         Mutex, //
     }, //
 };
-use rdma::prelude::*;
+use rdma::{
+    device::Device,
+    prelude::*, //
+};
 use target::Target;
 
 /// The counters, and the names of the files in debugfs.

@@ -37,6 +37,7 @@ use kernel::{
     }, //
 };
 use rdma::{
+    device::Device,
     prelude::*,
     qp::{
         InitAttr,

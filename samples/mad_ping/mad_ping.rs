@@ -35,6 +35,7 @@ use kernel::{
 };
 use rdma::{
     device::{
+        Device,
         GidType,
         Name, //
     },

@@ -11,7 +11,10 @@
 
 use core::net::IpAddr;
 use kernel::{prelude::*, sync::Completion};
-use rdma::prelude::*;
+use rdma::{
+    device::Device,
+    prelude::*, //
+};
 
 const CAPS: Caps = Caps::new(1, 1);
 const ENTRIES: u32 = 2 * CAPS.entries();
@@ -34,10 +37,10 @@ impl Message {
 
 impl CqeHandler for Message {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic; // So it can be posted in every polling context.
+    type Needs = context::Atomic; // So it can be posted in every polling context.
 
     /// The request has completed, and the message is ours again.
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         match wc.result().map(|wc| wc.opcode()) {
             Ok(op) => pr_info!("{op:?}: {:?}\n", core::str::from_utf8(&this.buf.cpu())),
             Err(e) => pr_err!("{}\n", e.status),
@@ -47,7 +50,7 @@ impl CqeHandler for Message {
 }
 
 /// Connects a device to itself and sends one message.
-fn hello<C: FixedContext + Provides<Atomic>>(
+fn hello<C: FixedContext + Provides<context::Atomic>>(
     client: &ClientRef,
     (dev, ip): (Device, IpAddr),
     wait: fn(&Cq<C>, &Completion),

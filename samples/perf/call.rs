@@ -93,10 +93,10 @@ struct Through {
 impl Exchange for Call {
     type Request = Request;
     type Reply = Waiting;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     #[inline]
-    fn sent(request: &Request, wc: &Wc, _cx: &Atomic) {
+    fn sent(request: &Request, wc: &Wc, _cx: &context::Atomic) {
         if let Err(e) = wc.result() {
             request.through.run.fail(e.into());
         }
@@ -163,7 +163,7 @@ impl Caller {
 impl RecvHandler for Caller {
     type Send = AnyContext;
     type Recv = AnyContext;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     #[inline]
     fn qp(&self) -> &Arc<Qp> {
@@ -173,7 +173,7 @@ impl RecvHandler for Caller {
     /// An answer has come: its exchange ends, and another begins. On the null device a send has
     /// completed before its answer comes.
     #[inline]
-    fn received(mut message: Received<'_, Self>, _cx: &Atomic) {
+    fn received(mut message: Received<'_, Self>, _cx: &context::Atomic) {
         let wc = *message.wc();
         let (caller, bytes) = message.open();
         let id = bytes.get(..4).and_then(|id| id.try_into().ok());
@@ -280,20 +280,20 @@ impl Answer {
 
 impl CqeHandler<CAME> for Answer {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     #[inline]
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         this.came(wc);
     }
 }
 
 impl CqeHandler<SENT> for Answer {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     #[inline]
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         this.sent(wc);
     }
 }

@@ -16,7 +16,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            Atomic as AtomicCell,
+            Atomic,
             Relaxed,
             Release, //
         },
@@ -38,7 +38,7 @@ pub(crate) struct Control {
     #[pin]
     report: Mutex<Option<Report>>,
     /// Not 0 while the run keeps its objects.
-    held: AtomicCell<u32>,
+    held: Atomic<u32>,
 }
 
 impl Control {
@@ -47,7 +47,7 @@ impl Control {
             client: client.clone(),
             running <- new_mutex!(()),
             report <- new_mutex!(None),
-            held: AtomicCell::new(0),
+            held: Atomic::new(0),
         })
     }
 

@@ -30,6 +30,7 @@ use kernel::{
     }, //
 };
 use rdma::{
+    device::Device,
     prelude::*,
     qp::{
         Attr,
@@ -198,10 +199,10 @@ struct Memory {
 
 impl CqeHandler for Memory {
     type Pointer = InFlight<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     #[inline]
-    fn done(mut this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: InFlight<Self>, wc: &Wc, _cx: &context::Atomic) {
         this.failed = wc.result().is_err();
     }
 }

@@ -83,7 +83,7 @@ impl Slot {
             Op::Send => self.send_wr(),
             Op::Write(to) => self.write_wr(to),
             Op::Read(of) => self.read_wr(of),
-        })
+        }
     }
 
     #[inline]
@@ -153,7 +153,7 @@ impl Slot {
         wc: &Wc,
         wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a> + Send,
     ) where
-        Self: CqeHandler<ID, Pointer = Pin<KBox<Self>>, Needs = Atomic>,
+        Self: CqeHandler<ID, Pointer = Pin<KBox<Self>>, Needs = context::Atomic>,
     {
         let posted = Qp::repost_send::<_, _, ID, 1>(self, wc, |slot| &slot.qp, |slot| Ok(wr(slot)));
         if let Err(e) = posted {
@@ -191,27 +191,27 @@ impl Slot {
 
 impl CqeHandler<ARRIVED> for Slot {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     #[inline]
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         this.arrived(wc);
     }
 }
 
 impl CqeHandler<SENT> for Slot {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     #[inline]
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         this.sent(wc);
     }
 }
 
 impl Owner for Slot {
     #[inline]
-    fn claim(completion: Completion<'_>) {
+    fn claim(completion: cq::Completion<'_>) {
         match completion.take::<Self, ARRIVED>() {
             Ok((this, wc)) => this.arrived(wc),
             Err(other) => {

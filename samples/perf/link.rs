@@ -15,6 +15,7 @@ use kernel::{
 use rdma::{
     ah,
     device::{
+        Device,
         GidAttr,
         GidType, //
     },

@@ -6,6 +6,7 @@ use crate::args::Context;
 use kernel::prelude::*;
 use rdma::{
     cq,
+    device::Device,
     prelude::*,
     qp, //
 };
@@ -18,9 +19,9 @@ pub(crate) type Qp = qp::Qp<AnyContext>;
 pub(crate) const BATCH: u32 = 16;
 
 /// An owner that is recognised where completions are polled.
-pub(crate) trait Owner: CqeHandler<Needs = Atomic> {
+pub(crate) trait Owner: CqeHandler<Needs = context::Atomic> {
     /// Handles a completion, without a callback if it is of this owner.
-    fn claim(completion: Completion<'_>);
+    fn claim(completion: cq::Completion<'_>);
 }
 
 /// A CQ that the caller polls.

@@ -188,17 +188,17 @@ impl Group {
 
 impl CqeHandler for Group {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     #[inline]
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         this.completed(wc);
     }
 }
 
 impl Owner for Group {
     #[inline]
-    fn claim(completion: Completion<'_>) {
+    fn claim(completion: cq::Completion<'_>) {
         if let Ok((this, wc)) = completion.take::<Self, 0>() {
             this.completed(wc);
         }
@@ -230,10 +230,10 @@ impl Receive {
 
 impl CqeHandler for Receive {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     #[inline]
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         this.completed(wc);
     }
 }

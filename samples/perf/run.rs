@@ -32,7 +32,7 @@ use kernel::{
     sync::{
         atomic::{
             Acquire,
-            Atomic as AtomicCell,
+            Atomic,
             Relaxed,
             Release, //
         },
@@ -49,7 +49,10 @@ use kernel::{
         Monotonic, //
     }, //
 };
-use rdma::prelude::*;
+use rdma::{
+    device::Device,
+    prelude::*, //
+};
 
 /// After so long without progress a run is stuck, in milliseconds.
 const STUCK_MS: u32 = 10_000;
@@ -167,9 +170,9 @@ impl State {
 #[pin_data]
 pub(crate) struct Run {
     /// `true` once the phase is over, for callers that poll.
-    over: AtomicCell<bool>,
+    over: Atomic<bool>,
     /// Changes now and then while there is progress.
-    progress: AtomicCell<u32>,
+    progress: Atomic<u32>,
     /// The number of owners.
     owners: usize,
     #[pin]
@@ -182,8 +185,8 @@ impl Run {
     pub(crate) fn new(owners: usize) -> Result<Arc<Self>> {
         let kept = KVVec::with_capacity(owners, GFP_KERNEL)?;
         let init = pin_init!(Self {
-            over: AtomicCell::new(false),
-            progress: AtomicCell::new(0),
+            over: Atomic::new(false),
+            progress: Atomic::new(0),
             owners,
             state <- new_spinlock_irq!(State {
                 left: 0,

@@ -49,10 +49,10 @@ struct Transfer {
 
 impl CqeHandler for Transfer {
     type Pointer = InFlight<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     #[inline]
-    fn done(this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
+    fn done(this: InFlight<Self>, wc: &Wc, _cx: &context::Atomic) {
         if let Err(e) = wc.result() {
             failed(this, e);
         }

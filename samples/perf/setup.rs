@@ -26,7 +26,10 @@ use kernel::{
         Monotonic, //
     }, //
 };
-use rdma::prelude::*;
+use rdma::{
+    device::Device,
+    prelude::*, //
+};
 
 const CAPS: Caps = Caps::new(1, 1);
 

@@ -74,11 +74,11 @@ impl Request {
 
 impl CqeHandler for Request {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     /// Not taken by the caller: flushed at the end.
     #[inline]
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         if let Err(e) = wc.result() {
             this.failed(e);
         }
@@ -87,10 +87,10 @@ impl CqeHandler for Request {
 
 impl CqeHandler for Borrowed {
     type Pointer = InFlight<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     #[inline]
-    fn done(this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
+    fn done(this: InFlight<Self>, wc: &Wc, _cx: &context::Atomic) {
         if let Err(e) = wc.result() {
             failed(this, e);
         }
@@ -165,7 +165,7 @@ impl Taken<'_> {
 
 /// Takes a request back.
 #[inline]
-fn take(here: &mut KVec<Pin<KBox<Request>>>, completion: Completion<'_>) {
+fn take(here: &mut KVec<Pin<KBox<Request>>>, completion: cq::Completion<'_>) {
     if let Ok((request, wc)) = completion.take::<Request, 0>() {
         if let Err(e) = wc.result() {
             return request.failed(e);

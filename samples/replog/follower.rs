@@ -26,10 +26,10 @@ pub(crate) struct Log {
 
 impl CqeHandler for Log {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     /// The log is registered. If not, the leader will hear of it.
-    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 impl Log {

@@ -98,7 +98,7 @@ impl Leader {
     }
 
     /// Waits for a completion.
-    fn next(&mut self, cx: &Sleepable) -> Result<Completion<'_>> {
+    fn next(&mut self, cx: &Sleepable) -> Result<cq::Completion<'_>> {
         let completion = self.cq.next(&mut self.batch, PATIENCE_MS, cx)?;
         completion.ok_or(ETIMEDOUT)
     }

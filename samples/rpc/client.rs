@@ -75,10 +75,10 @@ impl InFlight {
 
 impl CqeHandler for InFlight {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     /// It is registered. If not, the receive of the answer will fail, too.
-    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 /// The receive of an answer, and the end of the registration where the answer is no proof of it.

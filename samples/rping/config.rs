@@ -50,7 +50,10 @@ use kernel::{
         Formatter, //
     }, //
 };
-use rdma::prelude::*;
+use rdma::{
+    device::Device,
+    prelude::*, //
+};
 
 /// A polling context, chosen at run time. All handlers of this module are atomic, so they run in
 /// every context, and are compiled once.

@@ -66,7 +66,7 @@ pub(crate) enum Reason {
     /// The peer does not keep to the protocol.
     Protocol(&'static str),
     /// A request has failed.
-    Request(Status),
+    Request(wc::Status),
     /// Anything else.
     Failed(Error),
 }
@@ -279,7 +279,7 @@ impl Conn {
             Reason::PeerDisconnected if in_ping => ECONNRESET.into(),
             // A peer that disconnects at once after its last ping may not acknowledge the go-ahead
             // any more. On iWARP that flushes requests before it is told.
-            Reason::Request(Status::RETRY_EXC_ERR | Status::WR_FLUSH_ERR) if !in_ping => {
+            Reason::Request(wc::Status::RETRY_EXC_ERR | wc::Status::WR_FLUSH_ERR) if !in_ping => {
                 Reason::PeerDisconnected
             }
             reason => reason,
@@ -321,9 +321,9 @@ pub(crate) type Owner = Pin<KBox<Ping>>;
 
 impl CqeHandler for Ping {
     type Pointer = Owner;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         let conn = this.conn.clone();
         let Some(wc) = conn.completed(wc) else { return };
         match wc.opcode() {
@@ -395,9 +395,9 @@ impl<T: Send + Sync + 'static> Shared<T> {
 
 impl<T: Send + Sync + 'static> CqeHandler for Shared<T> {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         let _ = this.conn.completed(wc);
     }
 }

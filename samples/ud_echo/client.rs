@@ -49,9 +49,9 @@ struct Question {
 
 impl CqeHandler for Question {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 #[derive(HasCqe)]
@@ -62,10 +62,10 @@ struct Answer {
 
 impl CqeHandler for Answer {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     /// The caller does not wait for it any more.
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 /// Asks the server `qpn` at `to`, one question after the other. An answer that does not come is

@@ -23,6 +23,7 @@ use kernel::{
 };
 use rdma::{
     ah::Ah,
+    device::Device,
     prelude::*,
     ud::{
         Datagram,

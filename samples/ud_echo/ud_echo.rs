@@ -37,6 +37,7 @@ use kernel::{
 use rdma::{
     ah::Ah,
     device::{
+        Device,
         Gid,
         GidAttr,
         GidType,

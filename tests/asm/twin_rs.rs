@@ -78,9 +78,9 @@ fn complete(message: Pin<KBox<Message>>, wc: &Wc) {
 
 impl CqeHandler for Message {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         complete(this, wc);
     }
 }
@@ -101,16 +101,16 @@ impl CqeHandler for Answer {
 
 impl CqeHandler for Pair {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 impl CqeHandler for Io {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 /// Posts a receive.
@@ -224,7 +224,7 @@ extern "C" fn rust_post_key(conn: &Conn, io: Pin<KBox<Io>>) {
 }
 
 /// Handles a completion, that of a message without an indirect call.
-fn handle(completion: Completion<'_>) {
+fn handle(completion: cq::Completion<'_>) {
     match completion.take::<Message, 0>() {
         Ok((message, wc)) => complete(message, wc),
         Err(other) => other.dispatch(),

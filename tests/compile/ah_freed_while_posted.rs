@@ -18,9 +18,9 @@ struct Datagram {
 
 impl CqeHandler for Datagram {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn send(qp: &UdQp<Softirq>, datagram: Pin<KBox<Datagram>>, to: Ah) -> Result {

@@ -13,9 +13,9 @@ struct Send<T: 'static + core::marker::Send + Unpin> {
 
 impl<T: 'static + core::marker::Send + Unpin> CqeHandler for Send<T> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn send(qp: &Qp<Softirq>) -> Result {

@@ -12,5 +12,5 @@ fn promises<C: FixedContext + Provides<N>, N: Context>() -> &'static str {
 }
 
 fn name() -> &'static str {
-    promises::<Softirq, Atomic>()
+    promises::<Softirq, context::Atomic>()
 }

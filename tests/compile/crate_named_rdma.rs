@@ -6,11 +6,13 @@
 extern crate rdma as real;
 
 use kernel::prelude::*;
-use real::prelude::{
-    Atomic,
-    CqeHandler,
-    HasCqe,
-    Wc, //
+use real::{
+    context::Atomic,
+    prelude::{
+        CqeHandler,
+        HasCqe,
+        Wc, //
+    }, //
 };
 
 #[cfg(not(mistake))]

@@ -23,9 +23,9 @@ where
     T: Fn(&[u8]) -> bool + core::marker::Send + Unpin + 'static,
 {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         (this.check)(&this.answers);
     }
 }
@@ -46,9 +46,9 @@ where
     T: Fn(&[u8]) -> bool + core::marker::Send + Unpin + 'static,
 {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn make() -> Result<Pin<KBox<Request<fn(&[u8]) -> bool, 8>>>> {

@@ -25,9 +25,9 @@ struct Message<F: 'static + Send + Sync + Unpin> {
 
 impl<F: 'static + Send + Sync + Unpin> CqeHandler for Message<F> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 struct Ask<F>(F);
@@ -35,7 +35,7 @@ struct Ask<F>(F);
 impl<F: 'static + Send> Exchange for Ask<F> {
     type Request = F;
     type Reply = F;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 }
 
 fn cqe(cqe: Cqe<Message<Any>>) -> Cqe<Message<Other>> {

@@ -4,6 +4,7 @@
 
 use kernel::prelude::*;
 use rdma::{
+    device::Device,
     ibcm,
     prelude::*, //
 };
@@ -18,7 +19,7 @@ struct Recv {
 }
 
 #[cfg(mistake)]
-type Context = Atomic;
+type Context = context::Atomic;
 #[cfg(not(mistake))]
 type Context = Sleepable;
 

@@ -18,7 +18,7 @@ struct Send {
 
 impl CqeHandler for Send {
     type Pointer = Pin<KBox<Self>>; //~ E0277 `PhantomPinned` cannot be unpinned
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }

@@ -19,7 +19,7 @@ struct Send {
 
 impl CqeHandler for Send {
     type Pointer = Pin<KBox<Self>>; //~ E0277 `*mut u8` cannot be sent between threads safely
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }

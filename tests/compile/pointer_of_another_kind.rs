@@ -15,9 +15,9 @@ impl CqeHandler for Send {
     type Pointer = Pin<KBox<Self>>;
     #[cfg(not(mistake))]
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn send(qp: &Qp<Softirq>, owner: Arc<Send>) -> Result {

@@ -3,7 +3,10 @@
 //! A direct CQ from the shared pool: its users would poll each other's completions.
 
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    device::Device,
+    prelude::*, //
+};
 
 #[cfg(mistake)]
 type Context = Direct;

@@ -13,9 +13,9 @@ struct Request {
 
 impl CqeHandler for Request {
     type Pointer = InFlight<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: InFlight<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn send(qp: &Qp<Softirq>, mut in_flight: InFlight<Request>) -> Result {

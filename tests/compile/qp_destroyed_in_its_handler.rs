@@ -13,9 +13,9 @@ struct Last {
 
 impl CqeHandler for Last {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, cx: &context::Atomic) {
         let this = KBox::into_inner(Pin::into_inner(this));
         #[cfg(mistake)]
         let _ = this.qp.destroy(cx); //~ E0308 mismatched types

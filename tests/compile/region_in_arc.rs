@@ -18,7 +18,7 @@ struct Io {
 
 impl CqeHandler for Io {
     type Pointer = Arc<Self>; //~ E0277 `Cell<u64>` cannot be shared between threads safely
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }

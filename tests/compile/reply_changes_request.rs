@@ -16,7 +16,7 @@ struct Io;
 impl Exchange for Io {
     type Request = Buf<ToDevice>;
     type Reply = u32;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn ended(mut tag: Tag<Self>) {
         #[cfg(not(mistake))]

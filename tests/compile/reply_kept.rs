@@ -19,9 +19,9 @@ struct Io;
 impl Exchange for Io {
     type Request = Buf<ToDevice>;
     type Reply = u32;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn invalidated(reply: Reply<'_, Self>, _wc: &Wc, _cx: &Atomic) {
+    fn invalidated(reply: Reply<'_, Self>, _wc: &Wc, _cx: &context::Atomic) {
         #[cfg(mistake)]
         elsewhere(reply);
         //~^ E0277 cannot be sent between threads safely

@@ -21,9 +21,9 @@ struct Send {
 
 impl CqeHandler for Send {
     type Pointer = Arc<Self>; //~ E0277 `Cell<u32>` cannot be shared between threads safely
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn zero() -> Count {

@@ -12,7 +12,7 @@ struct Recv {
 }
 
 #[cfg(mistake)]
-type Context = Atomic;
+type Context = context::Atomic;
 #[cfg(not(mistake))]
 type Context = Sleepable;
 

@@ -10,7 +10,7 @@ use rdma::prelude::*;
 #[cfg(mistake)]
 type Needs = Sleepable;
 #[cfg(not(mistake))]
-type Needs = Atomic;
+type Needs = context::Atomic;
 
 fn send(qp: &Qp<Direct>, message: Pin<KBox<ulp::Message<ToDevice, Needs>>>) -> Result {
     Ok(qp.post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))?)

@@ -20,18 +20,18 @@ struct Question {
 }
 
 impl Receive for Question {
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.buf.whole_mut()])
     }
 
-    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 impl CqeHandler for Question {
     type Pointer = Slot<Self>; //~ E0277 `PhantomPinned` cannot be unpinned
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }

@@ -13,13 +13,13 @@ struct Question<F> {
 }
 
 impl<F: Send + 'static> Receive for Question<F> {
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.buf.whole_mut()])
     }
 
-    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn set(slot: Slot<Question<fn(&[u8])>>, answer: fn(&[u8]), _for_ever: fn(&'static [u8])) {

@@ -12,13 +12,13 @@ struct Question {
 }
 
 impl Receive for Question {
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.buf.whole_mut()])
     }
 
-    fn done(mut slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(mut slot: Slot<Self>, _wc: &Wc, _cx: &context::Atomic) {
         #[cfg(mistake)]
         drop(slot);
         let _first = slot.buf.cpu().first().copied(); //~ E0382 borrow of moved value: `slot`

@@ -12,13 +12,13 @@ struct Question {
 }
 
 impl Receive for Question {
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.buf.whole_mut()])
     }
 
-    fn done(slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(slot: Slot<Self>, _wc: &Wc, _cx: &context::Atomic) {
         #[cfg(mistake)]
         drop(slot.buf); //~ E0507 cannot move out of dereference of `rdma::srq::Slot
         #[cfg(not(mistake))]

@@ -28,13 +28,13 @@ impl Receive for Question<fn(&u8)> {
 }
 
 impl Receive for Question<fn(&'static u8)> {
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.buf.whole_mut()])
     }
 
-    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 #[cfg(mistake)]

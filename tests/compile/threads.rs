@@ -39,13 +39,13 @@ fn send_only<T: Send>() {}
 struct Question(Buf<FromDevice>);
 
 impl Receive for Question {
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.0.whole_mut()])
     }
 
-    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_slot: Slot<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn objects() {
@@ -97,7 +97,7 @@ fn protocols<X: Exchange, T: RecvHandler>() {
 }
 
 fn what_stays_in_its_thread() {
-    <Atomic as Ambiguous<_>>::check();
+    <context::Atomic as Ambiguous<_>>::check();
     <Sleepable as Ambiguous<_>>::check();
     <Wc as Ambiguous<_>>::check();
     <Success<'_> as Ambiguous<_>>::check();

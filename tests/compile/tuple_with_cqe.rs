@@ -17,7 +17,7 @@ struct Request {
 impl CqeHandler for Request {
     //~^ E0277 `Request` embeds no such `Cqe<Self>`
     type Pointer = Arc<Self>; //~ E0277 `Request` embeds no such `Cqe<Self>`
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }

@@ -11,7 +11,7 @@ use rdma::{
 
 /// A message that its handler frees, in a context that the program chooses.
 #[derive(HasCqe)]
-pub(crate) struct Message<D: Direction, N: Context = Atomic> {
+pub(crate) struct Message<D: Direction, N: Context = context::Atomic> {
     cqe: Cqe<Self>,
     pub(crate) buf: Buf<D>,
     needs: core::marker::PhantomData<fn(N)>,
@@ -34,9 +34,9 @@ pub(crate) struct Shared {
 
 impl CqeHandler for Shared {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 /// The owner of a region that is being registered.
@@ -48,7 +48,7 @@ pub(crate) struct Registration<D: Direction> {
 
 impl<D: Direction + Unpin> CqeHandler for Registration<D> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }

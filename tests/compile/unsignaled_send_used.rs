@@ -19,9 +19,9 @@ struct Capsule {
 
 impl CqeHandler for Capsule {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 type Ring = SendRing<Pin<KBox<Capsule>>>;

@@ -13,9 +13,9 @@ struct Request {
 
 impl CqeHandler for Request {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, cx: &context::Atomic) {
         #[cfg(mistake)]
         let _ = this.cq.wait(Notify::NextComp, 1000, cx); //~ E0308 mismatched types
         #[cfg(not(mistake))]

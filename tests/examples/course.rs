@@ -5,7 +5,10 @@
 /// Devices.
 pub(crate) mod devices {
     use kernel::prelude::*;
-    use rdma::prelude::*;
+    use rdma::{
+        device::Device,
+        prelude::*, //
+    };
 
     pub(crate) struct Course;
 
@@ -953,7 +956,10 @@ pub(crate) mod ends {
         prelude::*,
         sync::Mutex, //
     };
-    use rdma::prelude::*;
+    use rdma::{
+        device::Device,
+        prelude::*, //
+    };
 
     pub(crate) struct Course;
 

@@ -20,9 +20,9 @@ struct Request {
 
 impl CqeHandler for Request {
     type Pointer = InFlight<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
+    fn done(this: InFlight<Self>, wc: &Wc, _cx: &context::Atomic) {
         if let Err(e) = wc.result() {
             pr_info!("{}\n", e.status);
         }
@@ -60,7 +60,7 @@ fn write(qp: &Qp<Waited>, len: usize, (op, place): (Op<Context>, Remote)) -> Res
 
 fn continue_with(
     (qp, pad): (&Qp<Waited>, &Arc<Pad>),
-    completions: &mut dyn Iterator<Item = Completion<'_>>,
+    completions: &mut dyn Iterator<Item = cq::Completion<'_>>,
     (len, place): (usize, Remote),
     acknowledged: fn(Op<Context>),
     received: fn(Op<Context>, usize, Option<u32>),

@@ -52,9 +52,9 @@ struct Message {
 
 impl CqeHandler for Message {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: Pin<KBox<Self>>, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Pin<KBox<Self>>, wc: &Wc, _cx: &context::Atomic) {
         let conn = this.conn.clone();
         let handled = wc.result().map_err(Error::from).and_then(|wc| {
             let message = this.buf.received(&wc);
@@ -102,16 +102,16 @@ struct Command {
 
 impl CqeHandler<0> for Command {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 impl CqeHandler<1> for Command {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn command(qp: &Qp<Softirq>, command: &Arc<Command>) -> Result {

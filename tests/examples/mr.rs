@@ -19,9 +19,9 @@ struct Request {
 
 impl CqeHandler for Request {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn send(qp: &Qp<Softirq>, mut request: Pin<KBox<Request>>, header: &[u8], text: &[u8]) -> Result {
@@ -38,9 +38,9 @@ struct Job {
 
 impl CqeHandler for Job {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn read(qp: &Qp<Softirq>, job: Pin<KBox<Job>>, remote: Remote, cx: &Sleepable) -> Result {

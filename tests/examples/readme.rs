@@ -6,10 +6,7 @@ use kernel::{
     prelude::*,
     sync::Completion, //
 };
-use rdma::prelude::{
-    Completion as _,
-    *, //
-};
+use rdma::prelude::*;
 
 #[derive(HasCqe)]
 struct Message {
@@ -20,9 +17,9 @@ struct Message {
 
 impl CqeHandler for Message {
     type Pointer = Pin<KBox<Self>>; // what is moved into the queue
-    type Needs = Atomic; // so it can be posted in every polling context
+    type Needs = context::Atomic; // so it can be posted in every polling context
 
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         match wc.result().map(|wc| wc.opcode()) {
             Ok(op) => pr_info!("{op:?}: {:?}\n", core::str::from_utf8(&this.buf.cpu())),
             Err(e) => pr_err!("{}\n", e.status),

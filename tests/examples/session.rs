@@ -31,9 +31,9 @@ struct Message {
 
 impl CqeHandler for Message {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 #[pin_data]
@@ -56,13 +56,13 @@ impl Conn {
 impl RecvHandler for Conn {
     type Send = Softirq;
     type Recv = Softirq;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn qp(&self) -> &Arc<Qp<Softirq>> {
         &self.qp
     }
 
-    fn received(mut message: Received<'_, Self>, _cx: &Atomic) {
+    fn received(mut message: Received<'_, Self>, _cx: &context::Atomic) {
         let (conn, bytes) = message.open();
         conn.take(&bytes);
         // Dropping the message posts its receive again.
@@ -148,7 +148,7 @@ impl Exchange for Read {
     type Request = Request;
     /// What waits for the reply.
     type Reply = Option<u32>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn ended(mut tag: Tag<Self>) {
         let (request, status) = tag.parts();

@@ -20,14 +20,14 @@ struct Request {
 }
 
 impl Receive for Request {
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     // The memory for a message: called each time that the slot is posted.
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.buf.whole_mut()])
     }
 
-    fn done(mut slot: Slot<Self>, wc: &Wc, _cx: &Atomic) {
+    fn done(mut slot: Slot<Self>, wc: &Wc, _cx: &context::Atomic) {
         if let Ok(wc) = wc.result() {
             parse(&slot.buf.received(&wc));
         }

@@ -112,7 +112,7 @@ impl Softirqs {
     ) -> Result<T> {
         let said = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
         let answer = said.clone();
-        let handler = OnDone::<Atomic, _>::new(move |_, _| {
+        let handler = OnDone::<context::Atomic, _>::new(move |_, _| {
             // A work item polls there, which may sleep.
             let _guard = SOFTIRQ_IS_WORK.then(rcu::read_lock);
             let atomic = Sleepable::current().is_err();
@@ -185,7 +185,7 @@ struct Unanswered;
 impl Exchange for Unanswered {
     type Request = Buf<ToDevice>;
     type Reply = ();
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 }
 
 /// Pages on their way.
@@ -198,9 +198,9 @@ struct Pages {
 
 impl CqeHandler for Pages {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.back.up();
     }
 }
@@ -359,7 +359,7 @@ mod tests {
     fn completion_is_looked_at() -> Result {
         let (link, right) = (Link::<Softirq>::new()?, Counter::new()?);
         let counts = right.clone();
-        let handler = OnDone::<Atomic, _>::new(move |wc, _| {
+        let handler = OnDone::<context::Atomic, _>::new(move |wc, _| {
             let Ok(wc) = wc.result() else { return };
             if wc.opcode() == Opcode::RdmaWrite {
                 counts.up();
@@ -427,7 +427,7 @@ mod tests {
             while times.get() <= way {
                 let (cq, times) = (link.send_cq.clone(), times.clone());
                 softirqs.call(move || {
-                    let take = |completion: Completion<'_>| {
+                    let take = |completion: cq::Completion<'_>| {
                         if completion.take::<Counted, 0>().is_ok() {
                             times.up();
                         }
@@ -440,7 +440,7 @@ mod tests {
                         3 => drop(Cq::poll(&cq, &mut batch)?),
                         _ => {
                             Cq::poll(&cq, &mut batch)?;
-                            batch.completions().for_each(Completion::dispatch);
+                            batch.completions().for_each(cq::Completion::dispatch);
                         }
                     }
                     Ok(())

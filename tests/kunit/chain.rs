@@ -73,9 +73,9 @@ impl Io {
 
 impl CqeHandler for Io {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         if wc.result().is_ok_and(|wc| wc.opcode() == Opcode::Send) {
             this.sent.up();
         }

@@ -20,12 +20,14 @@ use kernel::{
 };
 use rdma::{
     client::Registration,
-    device::Event,
+    device::{
+        Device,
+        Event, //
+    },
     prelude::{
         Arc,
         Client,
         ClientRef,
-        Device,
         DeviceData,
         Pd,
         Sleepable, //

@@ -160,12 +160,12 @@ mod tests {
     fn disconnect_later_from_a_handler() -> Result {
         let link = Link::<Softirq>::new()?;
         let id = link.b.id.clone();
-        let leaves = OnDone::<Atomic, _>::new(move |_, _| {
+        let leaves = OnDone::<context::Atomic, _>::new(move |_, _| {
             id.disconnect_later();
             id.disconnect_later();
         })?;
         link.b.qp.post_recv(leaves, |_| Ok(RecvWr::new([])))?;
-        let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+        let nothing = OnDone::<context::Atomic, _>::new(|_, _| {})?;
         link.a.qp.post_send(nothing, |_| Ok(SendWr::send([])))?;
         over(link)
     }

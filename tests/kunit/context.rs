@@ -59,7 +59,7 @@ fn handler_may_sleep<C: Polled + Provides<N>, N: Context>() -> Result<bool> {
         answer.populate(may_sleep());
     })?;
     link.b.qp.post_recv(asks, |_| Ok(RecvWr::new([])))?;
-    let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+    let nothing = OnDone::<context::Atomic, _>::new(|_, _| {})?;
     link.a.qp.post_send(nothing, |_| Ok(SendWr::send([])))?;
     link.wait(|| said.copy().is_some())?;
     said.copy().ok_or(EIO)
@@ -75,7 +75,7 @@ fn ask(null: &NullEnv, cq: &Cq<AnyContext>) -> Result<(Qp<AnyContext>, Answer)> 
         .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
     let said = Arc::new(kernel::sync::SetOnce::new(), GFP_KERNEL)?;
     let answer = said.clone();
-    let asks = OnDone::<Atomic, _>::new(move |_, _| {
+    let asks = OnDone::<context::Atomic, _>::new(move |_, _| {
         answer.populate(may_sleep());
     })?;
     qp.post_send(asks, |_| Ok(SendWr::send([])))?;
@@ -136,14 +136,17 @@ mod tests {
 
     #[test]
     fn softirq_handler_may_not_sleep() -> Result {
-        check_eq!(handler_may_sleep::<Softirq, Atomic>()?, SOFTIRQ_IS_WORK);
+        check_eq!(
+            handler_may_sleep::<Softirq, context::Atomic>()?,
+            SOFTIRQ_IS_WORK
+        );
         Ok(())
     }
 
     #[test]
     fn workqueue_handler_may_sleep() -> Result {
         check!(handler_may_sleep::<Workqueue, Sleepable>()?);
-        check!(handler_may_sleep::<Workqueue, Atomic>()?);
+        check!(handler_may_sleep::<Workqueue, context::Atomic>()?);
         Ok(())
     }
 
@@ -178,7 +181,7 @@ mod tests {
 
     #[test]
     fn direct_handler_runs_where_the_poller_is() -> Result {
-        check!(handler_may_sleep::<Direct, Atomic>()?);
+        check!(handler_may_sleep::<Direct, context::Atomic>()?);
         Ok(())
     }
 
@@ -188,7 +191,7 @@ mod tests {
         let locks = Locks::new()?;
         let said = Arc::new(kernel::sync::SetOnce::new(), GFP_KERNEL)?;
         let answer = said.clone();
-        let asks = OnDone::<Atomic, _>::new(move |_, _| {
+        let asks = OnDone::<context::Atomic, _>::new(move |_, _| {
             answer.populate(may_sleep());
         })?;
         link.a.qp.post_send(asks, |_| {

@@ -209,7 +209,7 @@ mod tests {
         // The next request fails, not the drain of that QP.
         no_qps(&null)?;
         null.dev.inject(Injection::Status {
-            status: Status::RETRY_EXC_ERR.as_raw(),
+            status: wc::Status::RETRY_EXC_ERR.as_raw(),
             vendor_err: 0,
             count: 1,
             fatal: true,

@@ -45,7 +45,10 @@ impl<C: Polled + CallerPolled> Lone<C> {
     }
 
     /// Posts a request that calls a function.
-    fn post(&self, function: impl FnOnce(&Wc, &Atomic) + Unpin + Send + 'static) -> Result {
+    fn post(
+        &self,
+        function: impl FnOnce(&Wc, &context::Atomic) + Unpin + Send + 'static,
+    ) -> Result {
         let owner = OnDone::new(function)?;
         Ok(self.qp.post_send(owner, |_| Ok(SendWr::send([])))?)
     }
@@ -68,7 +71,9 @@ impl<C: Polled + CallerPolled> Lone<C> {
 }
 
 /// The numbers of completions that were polled in each way.
-fn polled<C: CallerPolled + Provides<Atomic>>(cq: &Cq<C>) -> (u32, Result<u32>, Result<usize>) {
+fn polled<C: CallerPolled + Provides<context::Atomic>>(
+    cq: &Cq<C>,
+) -> (u32, Result<u32>, Result<usize>) {
     (
         cq.process(8),
         cq.process_with(8, |c| c.dispatch()),
@@ -83,7 +88,7 @@ fn in_a_handler<C: Polled + CallerPolled>() -> Result {
     let lone = Lone::<C>::new()?;
     let (said, done) = (Arc::new(SetOnce::new(), GFP_KERNEL)?, Counter::new()?);
     let (answer, counts) = (said.clone(), done.clone());
-    let later = OnDone::<Atomic, _>::new(move |_, _| {
+    let later = OnDone::<context::Atomic, _>::new(move |_, _| {
         counts.up();
     })?;
     let (cq, qp) = (lone.cq.clone(), lone.qp.clone());

@@ -32,18 +32,18 @@ struct Same<T: Send + Unpin + 'static> {
 
 impl<T: Send + Unpin + 'static> CqeHandler for Same<T> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.handled.up();
     }
 }
 
 impl<T: Send + Unpin + 'static> CqeHandler<1> for Same<T> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.handled.up();
     }
 }
@@ -57,9 +57,9 @@ struct Shared {
 
 impl CqeHandler for Shared {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.handled.up();
     }
 }
@@ -113,7 +113,7 @@ fn messages<C: Polled>(link: &Link<C>, n: usize) -> Result {
     let sent = Counter::new()?;
     for _ in 0..n {
         let counts = sent.clone();
-        let nothing = OnDone::<Atomic, _>::new(move |_, _| {
+        let nothing = OnDone::<context::Atomic, _>::new(move |_, _| {
             counts.up();
         })?;
         link.a.qp.post_send(nothing, |_| Ok(SendWr::send([])))?;
@@ -129,7 +129,7 @@ fn messages<C: Polled>(link: &Link<C>, n: usize) -> Result {
 fn collect<C: Polled + CallerPolled, const N: usize>(
     cq: &Cq<C>,
     n: usize,
-    mut each: impl FnMut(Completion<'_>) -> Result,
+    mut each: impl FnMut(cq::Completion<'_>) -> Result,
 ) -> Result {
     let (mut batch, mut seen) = (WcArray::<N>::new(), 0);
     wait(|| {
@@ -467,7 +467,7 @@ mod tests {
         link.a.id.disconnect(&link.env.cx)?;
         let mut taken = 0;
         collect::<_, 8>(&link.recv_cq, 3, |completion| {
-            check!(completion.result().err().map(|e| e.status) == Some(Status::WR_FLUSH_ERR));
+            check!(completion.result().err().map(|e| e.status) == Some(wc::Status::WR_FLUSH_ERR));
             let Ok((owner, wc)) = completion.take::<Shared, 0>() else {
                 return Err(EINVAL);
             };

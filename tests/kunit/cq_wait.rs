@@ -29,14 +29,14 @@ const LONG_MS: u32 = 100_000;
 /// Posts a receive that counts.
 fn expect(link: &Link<Waited>, received: &Arc<Counter>) -> Result {
     let counts = received.clone();
-    let receive = OnDone::<Atomic, _>::new(move |_, _| {
+    let receive = OnDone::<context::Atomic, _>::new(move |_, _| {
         counts.up();
     })?;
     Ok(link.b.qp.post_recv(receive, |_| Ok(RecvWr::new([])))?)
 }
 
 fn message(link: &Link<Waited>, solicited: bool) -> Result {
-    let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+    let nothing = OnDone::<context::Atomic, _>::new(|_, _| {})?;
     Ok(link.a.qp.post_send(nothing, |_| {
         let wr = SendWr::send([]);
         Ok(if solicited { wr.solicited() } else { wr })
@@ -69,15 +69,15 @@ mod tests {
         let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
         check_eq!(
             link.recv_cq.wait(Notify::NextComp, 0, &link.env.cx)?,
-            Wait::TimedOut
+            cq::Wait::TimedOut
         );
         expect(&link, &received)?;
         message(&link, false)?;
-        wait(|| link.recv_cq.wait(Notify::NextComp, 0, &link.env.cx) == Ok(Wait::Ready))?;
+        wait(|| link.recv_cq.wait(Notify::NextComp, 0, &link.env.cx) == Ok(cq::Wait::Ready))?;
         // Nobody has polled, so it still is.
         check_eq!(
             link.recv_cq.wait(Notify::NextComp, 0, &link.env.cx)?,
-            Wait::Ready
+            cq::Wait::Ready
         );
         check_eq!(link.recv_cq.process(8), 1);
         check_eq!(received.get(), 1);
@@ -89,13 +89,13 @@ mod tests {
         let (link, received) = (Link::<Waited>::new()?, Counter::new()?);
         expect(&link, &received)?;
         let qp = link.a.qp.clone();
-        let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+        let nothing = OnDone::<context::Atomic, _>::new(|_, _| {})?;
         later(&link, move || {
             let _ = qp.post_send(nothing, |_| Ok(SendWr::send([])));
         })?;
         check_eq!(
             link.recv_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx)?,
-            Wait::Ready
+            cq::Wait::Ready
         );
         check_eq!(link.recv_cq.process(8), 1);
         check_eq!(received.get(), 1);
@@ -111,21 +111,21 @@ mod tests {
         // knows.
         check_eq!(
             link.send_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx)?,
-            Wait::Ready
+            cq::Wait::Ready
         );
         check_eq!(
             link.recv_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx)?,
-            Wait::Ready
+            cq::Wait::Ready
         );
         check_eq!(
             link.recv_cq
                 .wait(Notify::Solicited, LONG_MS, &link.env.cx)?,
-            Wait::Ready
+            cq::Wait::Ready
         );
         check_eq!(link.recv_cq.process(8), 1);
         check_eq!(
             link.recv_cq.wait(Notify::NextComp, 1, &link.env.cx)?,
-            Wait::TimedOut
+            cq::Wait::TimedOut
         );
         Ok(())
     }
@@ -157,7 +157,7 @@ mod tests {
         }
         // One is still to come.
         let qp = link.a.qp.clone();
-        let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+        let nothing = OnDone::<context::Atomic, _>::new(|_, _| {})?;
         later(&link, move || {
             let _ = qp.post_send(nothing, |_| Ok(SendWr::send([])));
         })?;
@@ -183,11 +183,11 @@ mod tests {
         let over = answered.clone();
         link.env.client.spawn(GFP_KERNEL, move |cx| {
             for n in 0..N {
-                let Ok(nothing) = OnDone::<Atomic, _>::new(|_, _| {}) else {
+                let Ok(nothing) = OnDone::<context::Atomic, _>::new(|_, _| {}) else {
                     break;
                 };
                 let posted = qp.post_send(nothing, |_| Ok(SendWr::send([])));
-                let sent = cq.wait(Notify::NextComp, LONG_MS, cx) == Ok(Wait::Ready);
+                let sent = cq.wait(Notify::NextComp, LONG_MS, cx) == Ok(cq::Wait::Ready);
                 cq.process(8);
                 if posted.is_err() || !sent || wait(|| seen.get() > n).is_err() {
                     break;
@@ -201,8 +201,8 @@ mod tests {
                 expect(&link, &received)?;
             }
             while fine && received.get() == n {
-                fine =
-                    link.recv_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx) == Ok(Wait::Ready);
+                fine = link.recv_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx)
+                    == Ok(cq::Wait::Ready);
                 link.recv_cq.process(8);
             }
         }
@@ -222,7 +222,7 @@ mod tests {
             let (cq, waiting, ready) = (link.recv_cq.clone(), waiting.clone(), ready.clone());
             link.env.client.spawn(GFP_KERNEL, move |cx| {
                 waiting.up();
-                if cq.wait(Notify::NextComp, LONG_MS, cx) == Ok(Wait::Ready) {
+                if cq.wait(Notify::NextComp, LONG_MS, cx) == Ok(cq::Wait::Ready) {
                     ready.up();
                 }
             })?;
@@ -249,7 +249,7 @@ mod tests {
         link.env.client.spawn(GFP_KERNEL, move |cx| {
             let task: ARef<Task> = (&**kernel::current!()).into();
             begun.put(task);
-            if cq.wait(Notify::Solicited, LONG_MS, cx) == Ok(Wait::Ready) {
+            if cq.wait(Notify::Solicited, LONG_MS, cx) == Ok(cq::Wait::Ready) {
                 counts.up();
             }
         })?;
@@ -259,7 +259,7 @@ mod tests {
         message(&link, false)?;
         check_eq!(
             link.send_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx)?,
-            Wait::Ready
+            cq::Wait::Ready
         );
         fsleep(Delta::from_millis(20));
         check_eq!(woken.get(), 0);
@@ -295,7 +295,7 @@ mod tests {
         );
         check_eq!(
             link.recv_cq.wait(Notify::NextComp, 0, &link.env.cx)?,
-            Wait::TimedOut
+            cq::Wait::TimedOut
         );
         Ok(())
     }
@@ -308,7 +308,7 @@ mod tests {
         later(&link, move || id.disconnect_later())?;
         check_eq!(
             link.recv_cq.wait(Notify::NextComp, LONG_MS, &link.env.cx)?,
-            Wait::Ready
+            cq::Wait::Ready
         );
         wait(|| {
             link.recv_cq.process(8);
@@ -326,7 +326,7 @@ mod tests {
         check_eq!(received.get(), 8);
         check_eq!(
             link.recv_cq.wait(Notify::NextComp, 0, &link.env.cx)?,
-            Wait::TimedOut
+            cq::Wait::TimedOut
         );
         Ok(())
     }

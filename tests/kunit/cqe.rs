@@ -12,7 +12,10 @@ use crate::fixture::{
     OnDone, //
 };
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    prelude::*,
+    qp::Chain, //
+};
 
 /// An owner that is counted and has two callbacks.
 #[derive(HasCqe)]
@@ -41,9 +44,9 @@ impl Twin {
 
 impl CqeHandler for Twin {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {
         if this.before == [1, 2, 3] {
             this.firsts.up();
         }
@@ -52,9 +55,9 @@ impl CqeHandler for Twin {
 
 impl CqeHandler<1> for Twin {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.seconds.up();
     }
 }
@@ -69,9 +72,9 @@ struct Large {
 
 impl CqeHandler<77> for Large {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         if this.bytes.iter().all(|byte| *byte == 0x5a) {
             this.right.up();
         }
@@ -79,7 +82,7 @@ impl CqeHandler<77> for Large {
 }
 
 fn send_nothing(link: &Link<Softirq>) -> Result {
-    let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+    let nothing = OnDone::<context::Atomic, _>::new(|_, _| {})?;
     Ok(link.a.qp.post_send(nothing, |_| Ok(SendWr::send([])))?)
 }
 
@@ -166,6 +169,7 @@ mod tests {
         let (link, right) = (Link::<Softirq>::new()?, Counter::new()?);
         let large = Large {
             bytes: [0x5a; 512],
+            link.b.qp.post_recv(twin.clone(), |_| Ok(RecvWr::new([])))?;
             right: right.clone(),
             cqe: Cqe::new(),
         };
@@ -179,7 +183,7 @@ mod tests {
     fn owner_may_be_freed_by_its_handler() -> Result {
         let (link, gone) = (Link::<Softirq>::new()?, Counter::new()?);
         let owned = CountDrop(gone.clone());
-        let frees = OnDone::<Atomic, _>::new(move |_, _| drop(owned))?;
+        let frees = OnDone::<context::Atomic, _>::new(move |_, _| drop(owned))?;
         link.b.qp.post_recv(frees, |_| Ok(RecvWr::new([])))?;
         send_nothing(&link)?;
         link.wait(|| gone.get() == 1)
@@ -195,8 +199,8 @@ mod tests {
         }
         impl CqeHandler for Again {
             type Pointer = Arc<Self>;
-            type Needs = Atomic;
-            fn done(this: Arc<Self>, wc: &Wc, _cx: &Atomic) {
+            type Needs = context::Atomic;
+            fn done(this: Arc<Self>, wc: &Wc, _cx: &context::Atomic) {
                 let (qp, calls) = (this.qp.clone(), this.calls.clone());
                 if wc.result().is_ok() && calls.get() < 4 {
                     let _ = qp.post_recv(this, |_| Ok(RecvWr::new([])));

@@ -158,19 +158,21 @@ use kernel::{
     },
     time::Delta, //
 };
-use rdma::prelude::{
-    cm,
-    Arc,
-    Caps,
-    ClientRef,
-    Cq,
-    Device,
-    FixedContext,
-    Pd,
-    PollContext,
-    Qp,
-    Sleepable,
-    SocketAddr, //
+use rdma::{
+    device::Device,
+    prelude::{
+        cm,
+        Arc,
+        Caps,
+        ClientRef,
+        Cq,
+        FixedContext,
+        Pd,
+        PollContext,
+        Qp,
+        Sleepable,
+        SocketAddr, //
+    }, //
 };
 
 /// The IPv6 address of the test link.

@@ -137,9 +137,9 @@ impl Fetch {
 
 impl CqeHandler for Fetch {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         let whole = wc.result().is_ok() && this.buf.cpu().iter().all(|byte| *byte == 7);
         let number = this.completions.up();
         this.said.populate((whole, number));
@@ -242,9 +242,9 @@ struct Transfer {
 
 impl CqeHandler for Transfer {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         let (back, failed) = (this.back.clone(), wc.result().is_err());
         *back.lock() = Some((this, failed));
     }
@@ -420,7 +420,7 @@ mod tests {
             })?;
             let second = Arc::new(SetOnce::new(), GFP_KERNEL)?;
             let (tell, counts) = (second.clone(), completions.clone());
-            let fenced = OnDone::<Atomic, _>::new(move |wc: &Wc, _: &Atomic| {
+            let fenced = OnDone::<context::Atomic, _>::new(move |wc: &Wc, _: &context::Atomic| {
                 tell.populate((wc.result().is_ok(), counts.up()));
             })?;
             link.a

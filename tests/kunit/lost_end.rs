@@ -76,7 +76,7 @@ struct Request {
 impl Exchange for Io {
     type Request = Request;
     type Reply = ();
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn ended(mut tag: Tag<Self>) {
         tag.parts().0.ended.up();
@@ -158,13 +158,13 @@ struct Conn<C: Polled> {
 impl<C: Polled> RecvHandler for Conn<C> {
     type Send = C;
     type Recv = C;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn qp(&self) -> &Arc<Qp<C>> {
         &self.qp
     }
 
-    fn received(_message: Received<'_, Self>, _cx: &Atomic) {}
+    fn received(_message: Received<'_, Self>, _cx: &context::Atomic) {}
 
     fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {
         self.failed.up();
@@ -214,9 +214,9 @@ struct Transfer {
 
 impl CqeHandler for Transfer {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         if wc.result().is_err() {
             this.flushed.up();
         }

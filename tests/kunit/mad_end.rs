@@ -139,7 +139,7 @@ mod tests {
         let cq = env.cq::<Softirq>(64)?;
         let qp = env.qp(&cq, &Caps::new(2, 2))?;
         let counts = calls.clone();
-        let handler = OnDone::<Atomic, _>::new(move |_, _| {
+        let handler = OnDone::<context::Atomic, _>::new(move |_, _| {
             drop(server);
             drop(peer);
             counts.up();

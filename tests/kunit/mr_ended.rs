@@ -27,9 +27,9 @@ struct Own<R: Send + Unpin + 'static> {
 
 impl<R: Send + Unpin + 'static> CqeHandler for Own<R> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 /// Has a part in a region, and others have it too.
@@ -41,9 +41,9 @@ struct Counted {
 
 impl CqeHandler for Counted {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn whole(null: &Null<Direct>) -> Result<Whole> {
@@ -57,7 +57,7 @@ fn own<R: Send + Unpin + 'static>(region: R) -> Result<Pin<KBox<Own<R>>>> {
 
 /// Polls one completion and gives it to `look`.
 #[track_caller]
-fn polled<T>(null: &Null<Direct>, look: impl FnOnce(Completion<'_>) -> Result<T>) -> Result<T> {
+fn polled<T>(null: &Null<Direct>, look: impl FnOnce(cq::Completion<'_>) -> Result<T>) -> Result<T> {
     let mut batch = WcArray::<1>::new();
     wait(|| null.cq.poll(&mut batch).is_ok_and(|n| n == 1))?;
     let completion = batch.completions().next().ok_or(EIO)?;
@@ -156,7 +156,7 @@ mod tests {
     fn failed_invalidation_leaves_it_registered() -> Result {
         let null = Null::new()?;
         let owner = register(&null, own(whole(&null)?)?)?;
-        null.inject_fatal(Status::LOC_QP_OP_ERR)?;
+        null.inject_fatal(wc::Status::LOC_QP_OP_ERR)?;
         let (owner, ok) = invalidate(&null, owner)?;
         check!(!ok && !owner.region.is_idle());
         // This one is flushed.
@@ -234,7 +234,7 @@ mod tests {
         }
         null.a.post_send(ours.clone(), |o| Ok(both(&o.region)))?;
         polled(&null, |completion| Ok(drop(completion)))?;
-        null.inject_fatal(Status::LOC_QP_OP_ERR)?;
+        null.inject_fatal(wc::Status::LOC_QP_OP_ERR)?;
         null.a
             .post_send(ours.clone(), |o| Ok(InvWr::new(&o.region)))?;
         polled(&null, |completion| {

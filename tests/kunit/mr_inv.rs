@@ -77,9 +77,9 @@ impl Shared {
 
 impl CqeHandler for Shared {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 /// Posts sends to side `b` until its send queue is full: nothing is there to receive them.
@@ -225,11 +225,11 @@ mod tests {
             // The registration too is flushed, and may have been done for all one knows.
             link.b.qp.post_send(carrier, |c| Ok(readable(&c.region)))?;
             let (region, outcome) = carried.wait(&link)?;
-            check_eq!(outcome, Err(Status::WR_FLUSH_ERR));
+            check_eq!(outcome, Err(wc::Status::WR_FLUSH_ERR));
             check!(!region.is_idle());
         }
         let (region, outcome) = invalidate(&link, region)?;
-        check_eq!(outcome, Err(Status::WR_FLUSH_ERR));
+        check_eq!(outcome, Err(wc::Status::WR_FLUSH_ERR));
         check!(region.into_parts().is_err());
         Ok(())
     }

@@ -43,9 +43,9 @@ struct Sharing {
 
 impl CqeHandler for Sharing {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         match wc.result() {
             Ok(_) => this.done.up(),
             Err(e) => {
@@ -66,9 +66,9 @@ struct Owning {
 
 impl CqeHandler for Owning {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.done.up();
     }
 }
@@ -262,7 +262,7 @@ mod tests {
             shared.owner(&shared.invalidated, &setup.null.env.cx)?,
             answered.clone(),
         );
-        let answer = OnDone::<Atomic, _>::new(move |wc, _| {
+        let answer = OnDone::<context::Atomic, _>::new(move |wc, _| {
             let posted = shared.qp.post_send(owner, |o| Ok(InvWr::new(&*o.region)));
             if wc.result().is_ok() && posted.is_ok() {
                 up.up();

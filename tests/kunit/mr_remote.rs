@@ -44,9 +44,9 @@ struct Ends<C: Polled> {
 
 impl<C: Polled> CqeHandler for Ends<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         let this = KBox::into_inner(Pin::into_inner(this));
         if let Ok(wc) = wc.result() {
             let proved = this.region.remote_invalidated(&wc, &this.qp);
@@ -111,7 +111,7 @@ fn cycle<C: Polled>() -> Result {
     let (region, proved) = end(&link, region, remote.rkey)?;
     check!(proved);
     let refused = write(&link, remote, b"never")?;
-    check_eq!(refused.status(), Some(Status::REM_ACCESS_ERR));
+    check_eq!(refused.status(), Some(wc::Status::REM_ACCESS_ERR));
     let Ok((_, mut buf)) = region.into_parts() else {
         return Err(crate::check::fail("the region is not idle"));
     };
@@ -144,9 +144,9 @@ struct Posted {
 
 impl CqeHandler for Posted {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         let Posted { region, back, .. } = KBox::into_inner(Pin::into_inner(this));
         *back.lock() = Some(region);
     }
@@ -195,7 +195,7 @@ fn end_unpolled(
     };
     let receive = KBox::pin(receive, GFP_KERNEL)?;
     qp.post_recv(receive, |r| Ok(RecvWr::new([r.buf.whole_mut()])))?;
-    let message = OnDone::<Atomic, _>::new(|_, _| {})?;
+    let message = OnDone::<context::Atomic, _>::new(|_, _| {})?;
     peer.post_send(message, |_| Ok(SendWr::send([]).invalidating(rkey)))?;
     poll()?;
     let (region, _, proved) = said.lock().take().ok_or(ENODATA)?;

@@ -33,9 +33,9 @@ type Owned<C> = Pin<KBox<Turns<C>>>;
 
 impl<C: Polled> CqeHandler<REG> for Turns<C> {
     type Pointer = Owned<C>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Owned<C>, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Owned<C>, wc: &Wc, _cx: &context::Atomic) {
         let was_registered = wc.result().is_ok_and(|wc| wc.opcode() == Opcode::RegMr);
         if was_registered && !this.region.is_idle() {
             this.right.up();
@@ -57,9 +57,9 @@ impl<C: Polled> CqeHandler<REG> for Turns<C> {
 
 impl<C: Polled> CqeHandler<INV> for Turns<C> {
     type Pointer = Owned<C>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: Owned<C>, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Owned<C>, wc: &Wc, _cx: &context::Atomic) {
         let was_invalidated = wc.result().is_ok_and(|wc| wc.opcode() == Opcode::LocalInv);
         if was_invalidated && this.region.is_idle() {
             this.right.up();

@@ -76,9 +76,9 @@ impl Io {
 
 impl CqeHandler for Io {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 /// Registrations of a region of its own, behind a box, and of one that others have too.
@@ -109,9 +109,9 @@ impl Mixed {
 
 impl CqeHandler for Mixed {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 #[kunit_tests(rdma_null_chain)]
@@ -278,20 +278,20 @@ mod tests {
             let mut batch = null.a.batch(message);
             for n in 0..LINKS - 1 {
                 if n == position {
-                    null.inject_fatal(Status::LOC_PROT_ERR)?;
+                    null.inject_fatal(wc::Status::LOC_PROT_ERR)?;
                 }
                 batch.post(|m, chain: &mut Chain<'_, 1>| full(m, chain))?;
             }
             if position == LINKS - 1 {
-                null.inject_fatal(Status::LOC_PROT_ERR)?;
+                null.inject_fatal(wc::Status::LOC_PROT_ERR)?;
             }
             batch.finish(|m, chain: &mut Chain<'_, 1>| full(m, chain))?;
             // A request that has succeeded without a signal does not complete.
             check_eq!(null.cq.process(16), LINKS - position);
             let status = if position == LINKS - 1 {
-                Status::LOC_PROT_ERR
+                wc::Status::LOC_PROT_ERR
             } else {
-                Status::WR_FLUSH_ERR
+                wc::Status::WR_FLUSH_ERR
             };
             check_eq!(null.one(&sent)?.status(), Some(status));
             null.a.drain(&null.env.cx)?;

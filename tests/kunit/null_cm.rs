@@ -335,7 +335,7 @@ mod tests {
         passive.make_qp(&second, &env.cx)?;
         let (answers, answered, sent) = (passive.clone(), Counter::new()?, Counter::new()?);
         let answer = Counted::new(&sent)?;
-        let received = OnDone::<Atomic, _>::new(move |wc, _| {
+        let received = OnDone::<context::Atomic, _>::new(move |wc, _| {
             if let (Ok(_), Some(qp)) = (wc.result(), answers.qp.as_ref()) {
                 let _ = qp.post_send(answer, |_| Ok(SendWr::send([])));
             }

@@ -65,7 +65,7 @@ impl Number for Other {
 fn found<T, C>(qp: &Qp<C>, peer: &Qp<C>) -> Result<Option<u32>>
 where
     T: Number,
-    C: CorePolled + Provides<Atomic> + Provides<QpContext<T>>,
+    C: CorePolled + Provides<context::Atomic> + Provides<QpContext<T>>,
 {
     let (count, sum) = (Counter::new()?, Counter::new()?);
     let (done, number) = (count.clone(), sum.clone());
@@ -78,14 +78,14 @@ where
         done.up();
     })?;
     qp.post_recv(handler, |_| Ok(RecvWr::new([])))?;
-    let sent = OnDone::<Atomic, _>::new(|_, _| {})?;
+    let sent = OnDone::<context::Atomic, _>::new(|_, _| {})?;
     peer.post_send(sent, |_| Ok(SendWr::send([])))?;
     wait(|| count.get() == 1)?;
     Ok((sum.get() as u32).checked_sub(1))
 }
 
 /// Two QPs on one CQ each have their context, and find no other type's.
-fn each_has_its_own<C: CorePolled + Polled + Provides<Atomic>>() -> Result {
+fn each_has_its_own<C: CorePolled + Polled + Provides<context::Atomic>>() -> Result {
     let null = Null::<C>::new()?;
     let (a, b, cx) = (&null.a, &null.b, &null.env.cx);
     check_eq!(found::<One, C>(a, b)?, None);
@@ -120,7 +120,7 @@ fn cleared_in_handler<T: Send + Sync + 'static>(
         }
     })?;
     qp.post_recv(handler, |_| Ok(RecvWr::new([])))?;
-    let sent = OnDone::<Atomic, _>::new(|_, _| {})?;
+    let sent = OnDone::<context::Atomic, _>::new(|_, _| {})?;
     null.b.post_send(sent, |_| Ok(SendWr::send([])))?;
     wait(|| begun.get() == 1)?;
     let clears = cleared.clone();
@@ -242,7 +242,7 @@ mod tests {
             |qp| Arc::new(Conn { qp }, GFP_KERNEL).map_err(Error::from),
             move |conn: &Conn, _| {
                 let count = count.clone();
-                let answer = OnDone::<Atomic, _>::new(move |_, _| {
+                let answer = OnDone::<context::Atomic, _>::new(move |_, _| {
                     count.up();
                 });
                 if let Ok(answer) = answer {

@@ -24,6 +24,7 @@ use rdma::{
         Registration,
         Singleton, //
     },
+    device::Device,
     prelude::*, //
 };
 use rdma_null::{
@@ -179,7 +180,7 @@ mod tests {
         null.send(&sent, b"x")?;
         null.send(&sent, b"y")?;
         let all = null.take(&sent, 2)?;
-        check!(all[0].status() == Some(Status::RNR_RETRY_EXC_ERR));
+        check!(all[0].status() == Some(wc::Status::RNR_RETRY_EXC_ERR));
         check!(all[1].was_flushed());
         Ok(())
     }
@@ -190,9 +191,9 @@ mod tests {
         null.recv(&received, 2)?;
         null.recv(&received, 9)?;
         null.send(&sent, b"abc")?;
-        check!(null.one(&sent)?.status() == Some(Status::REM_INV_REQ_ERR));
+        check!(null.one(&sent)?.status() == Some(wc::Status::REM_INV_REQ_ERR));
         let mut all = null.take(&received, 2)?;
-        check!(all[0].status() == Some(Status::LOC_LEN_ERR));
+        check!(all[0].status() == Some(wc::Status::LOC_LEN_ERR));
         check_eq!(&all[0].bytes()?[..], &[0, 0]);
         check!(all[1].was_flushed());
         Ok(())
@@ -205,7 +206,7 @@ mod tests {
         null.dev.inject_qp(null.b.num(), Injection::Fail)?;
         check!(null.one(&received)?.was_flushed());
         null.send(&sent, b"a")?;
-        check!(null.one(&sent)?.status() == Some(Status::RETRY_EXC_ERR));
+        check!(null.one(&sent)?.status() == Some(wc::Status::RETRY_EXC_ERR));
         Ok(())
     }
 

@@ -100,7 +100,7 @@ mod tests {
         let kept = CountDrop(gone.clone());
         let mut batch = null
             .a
-            .batch(OnDone::<Atomic, _>::new(move |_, _| drop(kept))?);
+            .batch(OnDone::<context::Atomic, _>::new(move |_, _| drop(kept))?);
         batch.post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])))?;
         drop(batch);
         null.a
@@ -165,7 +165,7 @@ mod tests {
         let kept = CountDrop(gone.clone());
         let mut batch = null
             .a
-            .batch(OnDone::<Atomic, _>::new(move |_, _| drop(kept))?);
+            .batch(OnDone::<context::Atomic, _>::new(move |_, _| drop(kept))?);
         batch.post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])))?;
         drop(batch);
         null.dev.inject_qp(null.a.num(), refuse)?;

@@ -59,7 +59,7 @@ impl Link {
     }
 
     /// Writes to memory of the device, and returns the status.
-    fn write(&self, null: &NullEnv, remote: Remote) -> Result<Option<Status>> {
+    fn write(&self, null: &NullEnv, remote: Remote) -> Result<Option<wc::Status>> {
         let sent = Inbox::new()?;
         let message = null.env.message(&sent, &[9; 8])?;
         self.a
@@ -122,9 +122,9 @@ struct Ends {
 
 impl CqeHandler for Ends {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         if let Ok(wc) = wc.result() {
             let proved = this.region.remote_invalidated(&wc, &this.qp);
             *this.proved.lock() = Some(proved);
@@ -138,7 +138,7 @@ const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
 /// The first key of the first MR of a null device, which is the first that a transfer takes.
 const KEY: u32 = 0x101;
 
-type Back = Shared<Option<(Pin<KBox<Transfer>>, Option<Status>)>>;
+type Back = Shared<Option<(Pin<KBox<Transfer>>, Option<wc::Status>)>>;
 
 /// A vector that tells when it is dropped.
 struct Watched(KBox<(SgList<KVec<u8>>, CountDrop)>);
@@ -160,9 +160,9 @@ struct Foreign {
 
 impl CqeHandler for Foreign {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         let Self { data, back, .. } = KBox::into_inner(Pin::into_inner(this));
         *back.lock() = Some(data);
     }
@@ -178,9 +178,9 @@ struct Transfer {
 
 impl CqeHandler for Transfer {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         let (back, status) = (this.back.clone(), wc.result().err().map(|e| e.status));
         *back.lock() = Some((this, status));
     }
@@ -211,7 +211,7 @@ impl Transfer {
         null: &NullEnv,
         link: &Link,
         rw: impl for<'a> FnOnce(&'a Self) -> Result<Rw<'a>>,
-    ) -> Result<(Pin<KBox<Self>>, Option<Status>, Remote)> {
+    ) -> Result<(Pin<KBox<Self>>, Option<wc::Status>, Remote)> {
         let (transfer, pages) = Self::new(null)?;
         let back = transfer.back.clone();
         link.a.post_rw(transfer, rw)?;
@@ -284,7 +284,7 @@ mod tests {
         transfer.data.cpu().read(LEN - 4, &mut tail)?;
         check_eq!(&tail, b"tail");
         check_eq!(transfer.data.len(), LEN);
-        check_eq!(other.write(&null, pages)?, Some(Status::REM_ACCESS_ERR));
+        check_eq!(other.write(&null, pages)?, Some(wc::Status::REM_ACCESS_ERR));
         Ok(())
     }
 
@@ -295,7 +295,7 @@ mod tests {
         let (mut transfer, status, _) = Transfer::run(&null, &link, |x| {
             Ok(Rw::write(&x.data, 0..LEN, NOWHERE, &null.env.cx))
         })?;
-        check_eq!(status, Some(Status::REM_ACCESS_ERR));
+        check_eq!(status, Some(wc::Status::REM_ACCESS_ERR));
         transfer.data.cpu().read(0, &mut [0; 4])?;
         Ok(())
     }
@@ -308,7 +308,7 @@ mod tests {
         let (link, other) = (Link::new(&null, &cq, 2)?, Link::new(&null, &cq, 0)?);
         let (mut transfer, status, pages) =
             Transfer::run(&null, &link, |x| x.read(NOWHERE, &null.env.cx))?;
-        check_eq!(status, Some(Status::REM_ACCESS_ERR));
+        check_eq!(status, Some(wc::Status::REM_ACCESS_ERR));
         let shown = transfer.data.cpu().read(0, &mut [0; 4]);
         let len = transfer.data.len();
         drop(transfer);
@@ -316,7 +316,7 @@ mod tests {
         check_err!(shown, EINVAL);
         check_eq!(len, 0);
         link.a.destroy(&null.env.cx)?;
-        check_eq!(other.write(&null, pages)?, Some(Status::REM_ACCESS_ERR));
+        check_eq!(other.write(&null, pages)?, Some(wc::Status::REM_ACCESS_ERR));
         Ok(())
     }
 
@@ -363,7 +363,7 @@ mod tests {
         link.a.drain(&null.env.cx)?;
         check_eq!(other.write(&null, pages)?, None);
         link.a.destroy(&null.env.cx)?;
-        check_eq!(other.write(&null, pages)?, Some(Status::REM_ACCESS_ERR));
+        check_eq!(other.write(&null, pages)?, Some(wc::Status::REM_ACCESS_ERR));
         Ok(())
     }
 }

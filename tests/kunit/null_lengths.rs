@@ -36,7 +36,7 @@ struct Large;
 impl Exchange for Large {
     type Request = [u8; 200];
     type Reply = ();
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 }
 
 /// Many entries on their way.
@@ -48,9 +48,9 @@ struct Transfer {
 
 impl CqeHandler for Transfer {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 fn qp(null: &NullEnv, send_sge: u32) -> Result<Qp<Direct>> {

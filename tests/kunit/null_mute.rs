@@ -77,9 +77,9 @@ struct Own {
 
 impl CqeHandler<0> for Own {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         if !this.region.is_idle() {
             this.registered.up();
         }
@@ -88,9 +88,9 @@ impl CqeHandler<0> for Own {
 
 impl CqeHandler<1> for Own {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         if this.region.is_idle() {
             this.idle.up();
         }
@@ -108,9 +108,9 @@ struct Transfer {
 
 impl CqeHandler for Transfer {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.times.up();
     }
 }

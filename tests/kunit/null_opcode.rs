@@ -141,7 +141,7 @@ mod tests {
         )?;
         null.send(&sent, b"123")?;
         // There is nothing else to read: see the compile-fail tests.
-        check!(null.one(&received)?.status() == Some(Status::LOC_LEN_ERR));
+        check!(null.one(&received)?.status() == Some(wc::Status::LOC_LEN_ERR));
         Ok(())
     }
 
@@ -184,7 +184,7 @@ mod tests {
         null.a.post_send(message, |m| {
             Ok(SendWr::rdma_write([m.buf.whole()], at(8951)))
         })?;
-        check!(null.one(&inbox)?.status() == Some(Status::REM_ACCESS_ERR));
+        check!(null.one(&inbox)?.status() == Some(wc::Status::REM_ACCESS_ERR));
         Ok(())
     }
 }

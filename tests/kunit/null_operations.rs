@@ -96,7 +96,7 @@ fn carry(null: &Null<Softirq>, region: Alone, invalidate: bool) -> Result<(Alone
 }
 
 /// Has the next request of side `b` fail.
-fn fail_next(null: &Null<Softirq>, status: Status) -> Result {
+fn fail_next(null: &Null<Softirq>, status: wc::Status) -> Result {
     null.dev.inject_qp(
         null.b.num(),
         Injection::Status {
@@ -165,7 +165,7 @@ mod tests {
         let null = Null::new()?;
         let (region, remote) = words(&null, |region| both(region))?;
         let done = run(&null, |old| AtomicWr::fetch_add(old, remote, 1))?;
-        check_eq!(done.status(), Some(Status::REM_ACCESS_ERR));
+        check_eq!(done.status(), Some(wc::Status::REM_ACCESS_ERR));
         check_eq!(word(&region, 0)?, 3);
         Ok(())
     }
@@ -175,7 +175,7 @@ mod tests {
         let null = Null::new()?;
         let (_region, remote) = words(&null, atomic)?;
         let done = run(&null, |old| AtomicWr::cmp_swap(old, at(remote, 16), 0, 1))?;
-        check_eq!(done.status(), Some(Status::REM_ACCESS_ERR));
+        check_eq!(done.status(), Some(wc::Status::REM_ACCESS_ERR));
         Ok(())
     }
 
@@ -183,9 +183,9 @@ mod tests {
     fn failed_atomic_says_nothing_of_the_memory() -> Result {
         let null = Null::new()?;
         let (_region, remote) = words(&null, atomic)?;
-        null.inject_status(Status::REM_OP_ERR.as_raw(), 1)?;
+        null.inject_status(wc::Status::REM_OP_ERR.as_raw(), 1)?;
         let done = run(&null, |old| AtomicWr::fetch_add(old, remote, 1))?;
-        check_eq!(done.status(), Some(Status::REM_OP_ERR));
+        check_eq!(done.status(), Some(wc::Status::REM_OP_ERR));
         Ok(())
     }
 
@@ -193,9 +193,9 @@ mod tests {
     fn invalidation_that_fails_proves_nothing() -> Result {
         let null = Null::new()?;
         for status in [
-            Status::LOC_QP_OP_ERR,
-            Status::WR_FLUSH_ERR,
-            Status::GENERAL_ERR,
+            wc::Status::LOC_QP_OP_ERR,
+            wc::Status::WR_FLUSH_ERR,
+            wc::Status::GENERAL_ERR,
         ] {
             let (region, outcome, _) = carry(&null, alone(&null)?, false)?;
             check_eq!(outcome, Ok(Opcode::RegMr));
@@ -211,12 +211,12 @@ mod tests {
     fn invalidation_can_be_tried_again() -> Result {
         let null = Null::new()?;
         let (region, ..) = carry(&null, alone(&null)?, false)?;
-        fail_next(&null, Status::RETRY_EXC_ERR)?;
+        fail_next(&null, wc::Status::RETRY_EXC_ERR)?;
         let (region, ..) = carry(&null, region, true)?;
         // The device has forgotten the key, so that it can fail only. What it says then is no
         // proof.
         let (region, outcome, idle) = carry(&null, region, true)?;
-        check_eq!((outcome, idle), (Err(Status::LOC_QP_OP_ERR), false));
+        check_eq!((outcome, idle), (Err(wc::Status::LOC_QP_OP_ERR), false));
         drop(region);
         Ok(())
     }
@@ -267,9 +267,9 @@ mod tests {
     fn registration_that_fails_is_not_taken_for_idle() -> Result {
         let null = Null::new()?;
         for status in [
-            Status::LOC_QP_OP_ERR,
-            Status::WR_FLUSH_ERR,
-            Status::GENERAL_ERR,
+            wc::Status::LOC_QP_OP_ERR,
+            wc::Status::WR_FLUSH_ERR,
+            wc::Status::GENERAL_ERR,
         ] {
             fail_next(&null, status)?;
             let (region, outcome, idle) = carry(&null, alone(&null)?, false)?;

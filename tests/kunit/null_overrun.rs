@@ -141,7 +141,10 @@ mod tests {
         eager.send(ENTRIES + 1)?;
         let cx = &eager.null.env.cx;
         // Completions that are there come first.
-        check_eq!(eager.cq.wait(Notify::NextComp, 10_000, cx)?, Wait::Ready);
+        check_eq!(
+            eager.cq.wait(Notify::NextComp, 10_000, cx)?,
+            cq::Wait::Ready
+        );
         check_eq!(eager.cq.process(100), ENTRIES);
         wait(|| eager.cq.wait(Notify::NextComp, 0, cx) == Err(EOVERFLOW))?;
         eager.make_up(1)

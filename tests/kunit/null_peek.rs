@@ -45,13 +45,13 @@ fn ready() -> Result<(Null<Softirq>, Arc<Counter>)> {
 struct Bell;
 
 impl Receive<0> for Bell {
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn recv(&self) -> RecvWr<'_, 0> {
         RecvWr::new([])
     }
 
-    fn done(_slot: Slot<Self, 0>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_slot: Slot<Self, 0>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 #[kunit_tests(rdma_null_peek)]
@@ -152,9 +152,9 @@ struct Knock {
 
 impl CqeHandler for Knock {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.times.up();
     }
 }

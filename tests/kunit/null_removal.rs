@@ -235,7 +235,7 @@ mod tests {
             let cx = Sleepable::current()?;
             dev.inject_qp(pair.a.num(), Injection::Connect { peer: 0 })?;
             for _ in 0..100 {
-                let nothing = crate::fixture::OnDone::<Atomic, _>::new(|_, _| {})?;
+                let nothing = crate::fixture::OnDone::<context::Atomic, _>::new(|_, _| {})?;
                 if pair.a.post_send(nothing, |_| Ok(SendWr::send([]))).is_err() {
                     fsleep(Delta::from_millis(1));
                 }

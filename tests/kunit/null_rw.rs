@@ -79,9 +79,9 @@ impl Shared {
 
 impl CqeHandler for Shared {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.times.up();
     }
 }
@@ -154,21 +154,21 @@ impl Parts {
 impl Exchange for Part {
     type Request = Part;
     type Reply = ();
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 }
 
 impl Events for Part {
-    fn event(self: ArcBorrow<'_, Self>, _event: Event, _qp_num: u32, _cx: &Atomic) {}
+    fn event(self: ArcBorrow<'_, Self>, _event: Event, _qp_num: u32, _cx: &context::Atomic) {}
 }
 
 impl Receive<0> for Part {
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn recv(&self) -> RecvWr<'_, 0> {
         RecvWr::new([])
     }
 
-    fn done(_slot: Slot<Self, 0>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_slot: Slot<Self, 0>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 /// A request with a part.
@@ -180,9 +180,9 @@ struct Sent {
 
 impl CqeHandler for Sent {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 #[kunit_tests(rdma_null_rw)]

@@ -83,7 +83,7 @@ impl<C: CorePolled + Polled> Shared<C> {
     }
 }
 
-fn on<C: CorePolled + Provides<Atomic>>(
+fn on<C: CorePolled + Provides<context::Atomic>>(
     null: &NullEnv,
     cq: &Cq<C>,
     srq: &Srq<RecvBuf>,
@@ -168,7 +168,7 @@ mod tests {
         }
         wait(|| shared.recv_list.len() == 2 && shared.sent.len() == 3)?;
         let last = shared.sent.pop()?.status();
-        check_eq!(last, Some(Status::RNR_RETRY_EXC_ERR));
+        check_eq!(last, Some(wc::Status::RNR_RETRY_EXC_ERR));
         Ok(())
     }
 
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn slot_comes_back_from_a_receive_that_failed() -> Result {
         let shared = Shared::<Softirq>::new(1, true)?;
-        for status in [Status::LOC_LEN_ERR, Status::GENERAL_ERR] {
+        for status in [wc::Status::LOC_LEN_ERR, wc::Status::GENERAL_ERR] {
             shared.inject(Injection::Status {
                 status: status.as_raw(),
                 vendor_err: 7,
@@ -273,7 +273,10 @@ mod tests {
             .a
             .post_send(message, |m| Ok(SendWr::rdma_write([m.buf.whole()], remote)))?;
         wait(|| shared.sent.len() == 2)?;
-        check_eq!(shared.sent.pop()?.status(), Some(Status::REM_ACCESS_ERR));
+        check_eq!(
+            shared.sent.pop()?.status(),
+            Some(wc::Status::REM_ACCESS_ERR)
+        );
         Ok(())
     }
 
@@ -288,8 +291,11 @@ mod tests {
         let Err(e) = shared.recv_list.pop()?.result else {
             return Err(fail("it succeeded"));
         };
-        check_eq!(e.status, Status::REM_INV_REQ_ERR);
-        check_eq!(shared.sent.pop()?.status(), Some(Status::REM_INV_REQ_ERR));
+        check_eq!(e.status, wc::Status::REM_INV_REQ_ERR);
+        check_eq!(
+            shared.sent.pop()?.status(),
+            Some(wc::Status::REM_INV_REQ_ERR)
+        );
         Ok(())
     }
 

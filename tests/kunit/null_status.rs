@@ -59,9 +59,9 @@ mod tests {
 
     #[test]
     fn names_are_those_of_c() -> Result {
-        check_eq!(Status::LOC_LEN_ERR.as_raw(), 1);
-        check_eq!(Status::WR_FLUSH_ERR.as_raw(), 5);
-        check_eq!(Status::GENERAL_ERR.as_raw(), 21);
+        check_eq!(wc::Status::LOC_LEN_ERR.as_raw(), 1);
+        check_eq!(wc::Status::WR_FLUSH_ERR.as_raw(), 5);
+        check_eq!(wc::Status::GENERAL_ERR.as_raw(), 21);
         Ok(())
     }
 
@@ -70,7 +70,7 @@ mod tests {
         let (null, sent) = (Null::<Workqueue>::new()?, Inbox::new()?);
         null.disconnect()?;
         null.inject(Injection::Status {
-            status: Status::LOC_PROT_ERR.as_raw(),
+            status: wc::Status::LOC_PROT_ERR.as_raw(),
             vendor_err: 0,
             count: 1,
             fatal: true,
@@ -79,7 +79,7 @@ mod tests {
             null.send(&sent, b"x")?;
         }
         let all = null.take(&sent, 4)?;
-        check!(all[0].status() == Some(Status::LOC_PROT_ERR));
+        check!(all[0].status() == Some(wc::Status::LOC_PROT_ERR));
         check!(all[1..].iter().all(|completed| completed.was_flushed()));
         Ok(())
     }
@@ -93,7 +93,7 @@ mod tests {
         null.dev.inject_qp(
             null.b.num(),
             Injection::Status {
-                status: Status::LOC_QP_OP_ERR.as_raw(),
+                status: wc::Status::LOC_QP_OP_ERR.as_raw(),
                 vendor_err: 0,
                 count: 1,
                 fatal: true,
@@ -101,7 +101,7 @@ mod tests {
         )?;
         null.send(&sent, b"x")?;
         let all = null.take(&received, 3)?;
-        check!(all[0].status() == Some(Status::LOC_QP_OP_ERR));
+        check!(all[0].status() == Some(wc::Status::LOC_QP_OP_ERR));
         check!(all[1..].iter().all(|completed| completed.was_flushed()));
         Ok(())
     }
@@ -111,7 +111,7 @@ mod tests {
         let (null, sent) = (Null::<Direct>::new()?, Inbox::new()?);
         null.disconnect()?;
         null.dev.inject(Injection::Status {
-            status: Status::FATAL_ERR.as_raw(),
+            status: wc::Status::FATAL_ERR.as_raw(),
             vendor_err: 1,
             count: 2,
             fatal: false,
@@ -120,8 +120,8 @@ mod tests {
             null.send(&sent, b"x")?;
         }
         let all = null.take(&sent, 3)?;
-        check!(all[0].status() == Some(Status::FATAL_ERR));
-        check!(all[1].status() == Some(Status::FATAL_ERR));
+        check!(all[0].status() == Some(wc::Status::FATAL_ERR));
+        check!(all[1].status() == Some(wc::Status::FATAL_ERR));
         all[2].ok()?;
         Ok(())
     }

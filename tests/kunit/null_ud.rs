@@ -106,7 +106,9 @@ mod tests {
         b.wait(|b| b.received.len() == 2)?;
         a.wait(|a| a.sent.len() == 2)?;
         let (mut second, first) = (b.received.pop()?, b.received.pop()?);
-        check!(first.result.is_err_and(|e| e.status == Status::LOC_LEN_ERR));
+        check!(first
+            .result
+            .is_err_and(|e| e.status == wc::Status::LOC_LEN_ERR));
         check_eq!(&second.payload()?[..], b"four");
         Ok(())
     }

@@ -81,7 +81,7 @@ mod tests {
         null.send(&sent, b"x")?;
         expect(1, OVERRUN);
         null.dev.inject(FAILURE)?;
-        wait(|| null.cq.wait(Notify::NextComp, 0, &null.env.cx) == Ok(Wait::Ready))?;
+        wait(|| null.cq.wait(Notify::NextComp, 0, &null.env.cx) == Ok(cq::Wait::Ready))?;
         check_eq!(null.cq.process(8), 1);
         wait(|| null.cq.wait(Notify::NextComp, 0, &null.env.cx) == Err(EOVERFLOW))
     }
@@ -93,7 +93,10 @@ mod tests {
         null.dev.inject(Injection::Event {
             event: bindings::ib_event_type_IB_EVENT_DEVICE_FATAL,
         })?;
-        check_eq!(cq.wait(Notify::NextComp, 30, &null.env.cx)?, Wait::TimedOut);
+        check_eq!(
+            cq.wait(Notify::NextComp, 30, &null.env.cx)?,
+            cq::Wait::TimedOut
+        );
         Ok(())
     }
 
@@ -123,7 +126,7 @@ mod tests {
         begin_removal(&null.dev, &null.env.client)?;
         check_eq!(
             null.cq.wait(Notify::NextComp, 0, &null.env.cx)?,
-            Wait::Ready
+            cq::Wait::Ready
         );
         null.one(&sent)?.ok()?;
         wait(|| null.cq.wait(Notify::NextComp, 0, &null.env.cx) == Err(ENODEV))?;
@@ -131,7 +134,7 @@ mod tests {
         null.send(&sent, b"y")?;
         check_eq!(
             null.cq.wait(Notify::NextComp, LONG_MS, &null.env.cx)?,
-            Wait::Ready
+            cq::Wait::Ready
         );
         null.one(&sent)?.ok()?;
         check!(!null.dev.is_removed());

@@ -151,8 +151,8 @@ mod tests {
         let done = next(&link.send_cq)?;
         // On iWARP it is not known which request it was.
         let status = match link.env.is_iwarp() {
-            true => Status::WR_FLUSH_ERR,
-            false => Status::REM_ACCESS_ERR,
+            true => wc::Status::WR_FLUSH_ERR,
+            false => wc::Status::REM_ACCESS_ERR,
         };
         check!(done.result.err().map(|e| e.status) == Some(status));
         Ok(())
@@ -186,7 +186,7 @@ mod tests {
         op(&link, &[3; 8], 6)?.recv(&link.b.qp, 0..8)?;
         link.a.id.disconnect(&link.env.cx)?;
         let mut done = next(&link.recv_cq)?;
-        check!(done.result.err().map(|e| e.status) == Some(Status::WR_FLUSH_ERR));
+        check!(done.result.err().map(|e| e.status) == Some(wc::Status::WR_FLUSH_ERR));
         check_eq!(*done.op.context(), 6);
         check_eq!(done.op.buf().cpu()[0], 3);
         Ok(())

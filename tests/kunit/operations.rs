@@ -150,7 +150,7 @@ mod tests {
         let link = Link::<Softirq>::new()?;
         let there = Registered::<Bidirectional>::new(&link, 16, both)?;
         let done = run(&link, |old| AtomicWr::fetch_add(old, there.remote, 1))?;
-        check_eq!(done.status(), Some(Status::REM_ACCESS_ERR));
+        check_eq!(done.status(), Some(wc::Status::REM_ACCESS_ERR));
         check_eq!(word(&there.bytes()?[..8])?, 0);
         Ok(())
     }
@@ -175,7 +175,7 @@ mod tests {
         check_eq!(done.byte_len, 8);
 
         let late = write(&link, there.remote, &[3; 8])?;
-        check_eq!(late.status(), Some(Status::REM_ACCESS_ERR));
+        check_eq!(late.status(), Some(wc::Status::REM_ACCESS_ERR));
         check_eq!(there.bytes()?[..8], [1; 8][..]);
         Ok(())
     }

@@ -97,14 +97,14 @@ mod tests {
 
     #[test]
     fn drain_is_refused_direct() -> Result {
-        let said = in_own_handler::<Direct, Atomic, _>(|qp, _| drains(&qp))?;
+        let said = in_own_handler::<Direct, context::Atomic, _>(|qp, _| drains(&qp))?;
         check_eq!(said, Some(EDEADLK));
         Ok(())
     }
 
     #[test]
     fn drain_is_refused_waited() -> Result {
-        let said = in_own_handler::<Waited, Atomic, _>(|qp, _| drains(&qp))?;
+        let said = in_own_handler::<Waited, context::Atomic, _>(|qp, _| drains(&qp))?;
         check_eq!(said, Some(EDEADLK));
         Ok(())
     }
@@ -126,12 +126,12 @@ mod tests {
 
     #[test]
     fn drop_softirq() -> Result {
-        in_own_handler::<Softirq, Atomic, _>(|qp, _| drop(qp))
+        in_own_handler::<Softirq, context::Atomic, _>(|qp, _| drop(qp))
     }
 
     #[test]
     fn drop_direct() -> Result {
-        in_own_handler::<Direct, Atomic, _>(|qp, _| drop(qp))
+        in_own_handler::<Direct, context::Atomic, _>(|qp, _| drop(qp))
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn drop_unbound_workqueue() -> Result {
-        in_own_handler::<UnboundWorkqueue, Atomic, _>(|qp, _| drop(qp))
+        in_own_handler::<UnboundWorkqueue, context::Atomic, _>(|qp, _| drop(qp))
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
         let (id, calls) = (env.id()?, Counter::new()?);
         // The queue keeps its own QP: a cycle that the flush ends.
         let (keeps, counts) = (qp.clone(), calls.clone());
-        let handler = OnDone::<Atomic, _>::new(move |_, _| {
+        let handler = OnDone::<context::Atomic, _>::new(move |_, _| {
             drop(keeps);
             counts.up();
         })?;
@@ -174,7 +174,7 @@ mod tests {
         let (caller, drained) = (env.qp(&own, &CAPS)?, env.qp(&other, &CAPS)?);
         let flushed = Counter::new()?;
         let counts = flushed.clone();
-        let receive = OnDone::<Atomic, _>::new(move |_, _| {
+        let receive = OnDone::<context::Atomic, _>::new(move |_, _| {
             counts.up();
         })?;
         drained.post_recv(receive, |_| Ok(RecvWr::new([])))?;

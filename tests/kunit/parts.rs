@@ -71,18 +71,18 @@ impl Request {
 
 impl CqeHandler for Request {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {
         Self::part_done(this);
     }
 }
 
 impl CqeHandler<1> for Request {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {
         Self::part_done(this);
     }
 }

@@ -24,9 +24,9 @@ struct Counted {
 
 impl CqeHandler for Counted {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 /// The owner is back, untouched, with this error.
@@ -89,8 +89,8 @@ mod tests {
         }
         impl CqeHandler for Two {
             type Pointer = Pin<KBox<Self>>;
-            type Needs = Atomic;
-            fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+            type Needs = context::Atomic;
+            fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
         }
 
         let two = Two {

@@ -40,7 +40,7 @@ mod tests {
         for size in [1, 3, 4, 7, 15] {
             let qp = env.qp(&env.cq::<Direct>(64)?, &Caps::new(1, size))?;
             for _ in 0..size {
-                let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+                let nothing = OnDone::<context::Atomic, _>::new(|_, _| {})?;
                 qp.post_recv(nothing, |_| Ok(RecvWr::new([])))?;
             }
         }

@@ -68,7 +68,7 @@ mod tests {
             Ok(SendWr::rdma_write([m.buf.whole()], nowhere))
         })?;
         wait(|| written.len() == 1 && log.count() == 1)?;
-        check_eq!(written.pop()?.status(), Some(Status::REM_ACCESS_ERR));
+        check_eq!(written.pop()?.status(), Some(wc::Status::REM_ACCESS_ERR));
         check_eq!(log.last(), (Event::ACCESS_ERROR.as_raw(), b.num()));
         Ok(())
     }

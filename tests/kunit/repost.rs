@@ -80,9 +80,9 @@ impl Counts {
 
 impl<C: Polls> CqeHandler<0> for Beat<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         if !this.goes_on(wc) {
             return;
         }
@@ -100,9 +100,9 @@ impl<C: Polls> CqeHandler<0> for Beat<C> {
 
 impl<C: Polls> CqeHandler<1> for Beat<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         if !this.goes_on(wc) {
             return;
         }
@@ -197,18 +197,18 @@ impl<C: Polls> Asks<C> {
 
 impl<C: Polls> CqeHandler<0> for Asks<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         Self::again(this, wc);
     }
 }
 
 impl<C: Polls> CqeHandler<1> for Asks<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         Self::again(this, wc);
     }
 }

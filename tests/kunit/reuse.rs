@@ -46,9 +46,9 @@ struct Request {
 
 impl CqeHandler for Request {
     type Pointer = InFlight<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: InFlight<Self>, _wc: &Wc, _cx: &context::Atomic) {
         if this.before == [1, 2, 3] {
             this.uses += 1;
             this.completed.up();
@@ -106,7 +106,7 @@ impl Counts {
     }
 }
 
-fn send<C: Provides<Atomic>>(qp: &Qp<C>, request: InFlight<Request>) -> Result {
+fn send<C: Provides<context::Atomic>>(qp: &Qp<C>, request: InFlight<Request>) -> Result {
     Ok(qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?)
 }
 
@@ -310,8 +310,8 @@ mod tests {
         }
         impl CqeHandler for Io {
             type Pointer = InFlight<Self>;
-            type Needs = Atomic;
-            fn done(_this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {}
+            type Needs = context::Atomic;
+            fn done(_this: InFlight<Self>, _wc: &Wc, _cx: &context::Atomic) {}
         }
 
         let null = Null::<Direct>::new()?;

@@ -43,7 +43,7 @@ use rdma::{
 /// The memory that the tests transfer: pages, not all of the last.
 const LEN: usize = 10 * PAGE_SIZE - 7;
 
-type Outcome = core::result::Result<Opcode, Status>;
+type Outcome = core::result::Result<Opcode, wc::Status>;
 type Back = Arc<SpinLockIrq<Option<(Pin<KBox<Transfer>>, Outcome)>>>;
 
 /// Pages on their way.
@@ -58,9 +58,9 @@ struct Transfer {
 
 impl CqeHandler for Transfer {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         let outcome = wc.result().map(|wc| wc.opcode()).map_err(|e| e.status);
         if let Some(back) = this.back.take() {
             *back.lock() = Some((this, outcome));
@@ -209,9 +209,9 @@ struct Foreign<D: Direction, O: SgOwner<D>> {
 
 impl<D: Direction, O: SgOwner<D>> CqeHandler for Foreign<D, O> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         let outcome = wc.result().map(|wc| wc.opcode()).map_err(|e| e.status);
         let Self { data, back, .. } = KBox::into_inner(Pin::into_inner(this));
         *back.lock() = Some((data, outcome));
@@ -290,9 +290,9 @@ struct Shared {
 
 impl CqeHandler for Shared {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.done.up();
     }
 }
@@ -511,7 +511,7 @@ mod tests {
             let outcome;
             (transfer, outcome) =
                 t.run(transfer, |x| Ok(Rw::read(&x.data, .., t.remote, t.cx())))?;
-            check_eq!(outcome, Err(Status::WR_FLUSH_ERR));
+            check_eq!(outcome, Err(wc::Status::WR_FLUSH_ERR));
         }
         Ok(())
     }
@@ -543,7 +543,7 @@ mod tests {
         post()?;
         let mut processed = 0;
         wait(|| {
-            let take = |completion: Completion<'_>| drop(completion.take::<Transfer, 0>());
+            let take = |completion: cq::Completion<'_>| drop(completion.take::<Transfer, 0>());
             processed += cq.process_with(3, take).unwrap_or(0);
             t.gone.get() == 2
         })?;
@@ -579,7 +579,7 @@ mod tests {
         // The request that was refused may not be the last one, which is flushed then.
         check!(matches!(
             outcome,
-            Err(Status::REM_ACCESS_ERR | Status::WR_FLUSH_ERR)
+            Err(wc::Status::REM_ACCESS_ERR | wc::Status::WR_FLUSH_ERR)
         ));
         check!(t.bytes()?.iter().all(|byte| *byte == 0));
         Ok(())

@@ -193,7 +193,7 @@ mod tests {
         not_on_iwarp!(c"there are no immediate data");
         let (link, received) = (Link::<Softirq>::new()?, Inbox::new()?);
         recv(&link.b.qp, link.env.message(&received, &[9; 4])?)?;
-        let nothing = OnDone::<Atomic, _>::new(|_, _| {})?;
+        let nothing = OnDone::<context::Atomic, _>::new(|_, _| {})?;
         link.a
             .qp
             .post_send(nothing, |_| Ok(SendWr::send([]).with_imm(5)))?;

@@ -41,7 +41,7 @@ struct Sends<C: Polled> {
     null: Null<C>,
 }
 
-impl<C: Polled + Provides<Atomic>> Sends<C> {
+impl<C: Polled + Provides<context::Atomic>> Sends<C> {
     fn new() -> Result<Self> {
         Self::with(OWNERS, INTERVAL)
     }
@@ -112,7 +112,7 @@ impl<C: Polled + Provides<Atomic>> Sends<C> {
     }
 }
 
-fn in_order<C: Polled + Provides<Atomic>>() -> Result {
+fn in_order<C: Polled + Provides<context::Atomic>>() -> Result {
     let mut sends = Sends::<C>::new()?;
     let mut first = 0;
     for _ in 0..5 {
@@ -392,11 +392,11 @@ mod tests {
     #[test]
     fn failed_request_flushes_the_others() -> Result {
         let mut sends = Sends::<Workqueue>::new()?;
-        sends.null.inject_fatal(Status::LOC_PROT_ERR)?;
+        sends.null.inject_fatal(wc::Status::LOC_PROT_ERR)?;
         sends.post_all(0..6)?;
         let all = sends.null.take(&sends.inbox, 4)?;
         for completed in &all {
-            check_eq!(completed.status(), Some(Status::WR_FLUSH_ERR));
+            check_eq!(completed.status(), Some(wc::Status::WR_FLUSH_ERR));
         }
         sends.reclaim(4..6)?;
         check_eq!(failed(sends.post(6)?)?, (EINVAL, 0, true));
@@ -439,12 +439,12 @@ mod tests {
             let mut array = WcArray::<4>::new();
             check_eq!(sends.null.cq.poll(&mut array)?, 1);
             if !late {
-                array.completions().for_each(Completion::dispatch);
+                array.completions().for_each(cq::Completion::dispatch);
             }
             check_eq!(sends.inbox.len(), 0);
             sends.post_all(4..8)?;
             sends.back(0..if late { 4 } else { 8 })?;
-            array.completions().for_each(Completion::dispatch);
+            array.completions().for_each(cq::Completion::dispatch);
             sends.post_all(8..12)?;
             sends.back(if late { 4 } else { 8 }..12)?;
             // One that is handled after the end of all.

@@ -68,13 +68,13 @@ const EMPTY: u8 = 0xff;
 impl<C: Polls> RecvHandler for Conn<C> {
     type Send = C;
     type Recv = C;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn qp(&self) -> &Arc<Qp<C>> {
         &self.qp
     }
 
-    fn received(mut message: Received<'_, Self>, _cx: &Atomic) {
+    fn received(mut message: Received<'_, Self>, _cx: &context::Atomic) {
         let (conn, bytes) = message.open();
         let first = bytes.first().copied().unwrap_or(EMPTY);
         let behind = bytes.header::<Header>().and_then(|(header, rest)| {
@@ -323,7 +323,7 @@ mod tests {
             };
             ring.post(&conn, &null.env.cx)?;
             for n in 1..10 {
-                peer.post_send(OnDone::<Atomic, _>::new(|_, _| {})?, |_| {
+                peer.post_send(OnDone::<context::Atomic, _>::new(|_, _| {})?, |_| {
                     Ok(SendWr::send([]))
                 })?;
                 wait(|| {

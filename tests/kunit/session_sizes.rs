@@ -51,9 +51,9 @@ struct Transfer {
 
 impl CqeHandler for Transfer {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.done.up();
     }
 }
@@ -211,7 +211,7 @@ mod tests {
         let sends = TARGET.requests * TARGET.sends + TARGET.other_sends;
         for _ in 0..sends {
             let done = done.clone();
-            let send = OnDone::<Atomic, _>::new(move |_, _| {
+            let send = OnDone::<context::Atomic, _>::new(move |_, _| {
                 done.up();
             })?;
             qp.post_send(send, |_| Ok(SendWr::send([])))?;

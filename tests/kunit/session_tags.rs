@@ -85,16 +85,16 @@ struct Io;
 impl Exchange for Io {
     type Request = Request;
     type Reply = Wanted;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn sent(request: &Request, wc: &Wc, _cx: &Atomic) {
+    fn sent(request: &Request, wc: &Wc, _cx: &context::Atomic) {
         match wc.result() {
             Ok(_) => request.log.sent.up(),
             Err(_) => request.log.failed.up(),
         };
     }
 
-    fn invalidated(mut reply: Reply<'_, Self>, _wc: &Wc, _cx: &Atomic) {
+    fn invalidated(mut reply: Reply<'_, Self>, _wc: &Wc, _cx: &context::Atomic) {
         if reply.request().region.is_idle() {
             reply.value = reply.value.map(|value| value + 1000);
         }
@@ -190,7 +190,7 @@ fn new_log() -> Result<Arc<Log>> {
     Arc::pin_init(init, GFP_KERNEL)
 }
 
-impl<C: Polled + Provides<Atomic>> Ends<C> {
+impl<C: Polled + Provides<context::Atomic>> Ends<C> {
     fn new() -> Result<Self> {
         Self::with(COUNT)
     }
@@ -245,11 +245,11 @@ impl<C: Polled + Provides<Atomic>> Ends<C> {
     ) -> Result<T> {
         let got = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
         let (tags, qp, gets) = (self.tags.clone(), self.qp.0.clone(), got.clone());
-        let recv = OnDone::<Atomic, _>::new(move |wc, _| {
+        let recv = OnDone::<context::Atomic, _>::new(move |wc, _| {
             *gets.lock() = wc.result().ok().map(|wc| f(&tags, &qp, &wc));
         })?;
         self.qp.post_recv(recv, |_| Ok(RecvWr::new([])))?;
-        let message = OnDone::<Atomic, _>::new(|_, _| {})?;
+        let message = OnDone::<context::Atomic, _>::new(|_, _| {})?;
         self.peer.post_send(message, |_| Ok(SendWr::send([])))?;
         self.wait(|| got.lock().is_some())?;
         let value = got.lock().take();
@@ -317,7 +317,7 @@ impl<C: Polled + Provides<Atomic>> Ends<C> {
     }
 }
 
-fn both_orders<C: Polled + Provides<Atomic>>() -> Result {
+fn both_orders<C: Polled + Provides<context::Atomic>>() -> Result {
     let ends = Ends::<C>::new()?;
     // The send completes before the reply.
     let id = ends.post(ends.tags.take()?)?;
@@ -347,7 +347,7 @@ fn both_orders<C: Polled + Provides<Atomic>>() -> Result {
 /// Registers a region and posts the request; then the reply comes, without an invalidation by the
 /// peer. Its handler has the region invalidated, which may go wrong. Returns whether that was
 /// posted.
-fn invalidates<C: Polled + Provides<Atomic>>(
+fn invalidates<C: Polled + Provides<context::Atomic>>(
     ends: &Ends<C>,
     wrong: Option<Injection>,
 ) -> Result<bool> {
@@ -740,7 +740,7 @@ mod tests {
         );
         let (tags, qp, up) = (ends.tags.clone(), ends.qp.0.clone(), done.clone());
         // The handler is called where there is another CPU than that which posts.
-        let answer = OnDone::<Atomic, _>::new(move |wc, _| {
+        let answer = OnDone::<context::Atomic, _>::new(move |wc, _| {
             let reply = wc.result().ok().and_then(|wc| tags.reply(&wc, id).ok());
             if reply.is_some_and(|reply| reply.post(&qp, |r| Ok(InvWr::new(&r.region))).is_ok()) {
                 up.up();
@@ -755,7 +755,7 @@ mod tests {
         let (peer, ends_too) = (ends.peer.clone(), over.clone());
         ends.null.env.client.spawn(GFP_KERNEL, move |_| {
             let said = wait(|| dev.stalls(num) != Ok(true)).and_then(|()| {
-                let message = OnDone::<Atomic, _>::new(|_, _| {})?;
+                let message = OnDone::<context::Atomic, _>::new(|_, _| {})?;
                 Ok(peer.post_send(message, |_| Ok(SendWr::send([])))?)
             });
             if let Err(e) = said {
@@ -850,7 +850,7 @@ mod tests {
             // The receive of the peer, too.
             check_eq!(ends.cq.poll(&mut array)?, 2);
             if !late {
-                array.completions().for_each(Completion::dispatch);
+                array.completions().for_each(cq::Completion::dispatch);
             }
             check!(ends.reply(id, 5)?);
             check!(ends.ended().is_empty());
@@ -884,13 +884,13 @@ mod tests {
         ends.wait_for_sends(1)?;
         let found = Counter::new()?;
         let (tags, finds) = (ends.tags.clone(), found.clone());
-        let recv = OnDone::<Atomic, _>::new(move |wc, _| {
+        let recv = OnDone::<context::Atomic, _>::new(move |wc, _| {
             if wc.result().is_ok_and(|wc| tags.reply(&wc, id).is_ok()) {
                 finds.up();
             }
         })?;
         ends.qp.post_recv(recv, |_| Ok(RecvWr::new([])))?;
-        let message = OnDone::<Atomic, _>::new(|_, _| {})?;
+        let message = OnDone::<context::Atomic, _>::new(|_, _| {})?;
         ends.peer.post_send(message, |_| Ok(SendWr::send([])))?;
         let mut array = WcArray::<4>::new();
         check!(ends.cq.poll(&mut array)? > 0);
@@ -1021,7 +1021,7 @@ mod tests {
     fn invalidation_fails() -> Result {
         let ends = Ends::<Softirq>::new()?;
         let fails = Injection::Status {
-            status: Status::GENERAL_ERR.as_raw(),
+            status: wc::Status::GENERAL_ERR.as_raw(),
             vendor_err: 0,
             count: 1,
             fatal: false,

@@ -47,7 +47,7 @@ struct Shared<C: PollContext> {
     env: Env,
 }
 
-impl<C: CorePolled + FixedContext + Provides<Atomic>> Shared<C> {
+impl<C: CorePolled + FixedContext + Provides<context::Atomic>> Shared<C> {
     fn new(slots: u32, keep: bool) -> Result<Self> {
         let (env, recv_list) = (Env::new()?, RecvListGuard::new(keep)?);
         let (srq, cq) = (env.srq(slots, &recv_list)?, env.cq(64)?);
@@ -67,7 +67,7 @@ impl<C: CorePolled + FixedContext + Provides<Atomic>> Shared<C> {
 }
 
 /// Sends many messages through few slots, which post themselves again.
-fn many<C: CorePolled + FixedContext + Provides<Atomic>>() -> Result {
+fn many<C: CorePolled + FixedContext + Provides<context::Atomic>>() -> Result {
     const N: i32 = 50;
     let shared = Shared::<C>::new(4, false)?;
     for i in 0..N {
@@ -231,7 +231,7 @@ mod tests {
         send(&link.a.qp, env.message(&sent, b"one")?)?;
         send(&link.a.qp, env.message(&sent, b"two")?)?;
         wait(|| sent.len() == 2)?;
-        check!(sent.pop()?.status() == Some(Status::RNR_RETRY_EXC_ERR));
+        check!(sent.pop()?.status() == Some(wc::Status::RNR_RETRY_EXC_ERR));
         sent.pop()?.ok()?;
         wait(|| recv_list.len() == 1)
     }

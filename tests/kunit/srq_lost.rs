@@ -37,13 +37,13 @@ struct Incoming {
 }
 
 impl Receive for Incoming {
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.buf.whole_mut()])
     }
 
-    fn done(slot: Slot<Self>, wc: &Wc, _cx: &Atomic) {
+    fn done(slot: Slot<Self>, wc: &Wc, _cx: &context::Atomic) {
         match wc.result() {
             Ok(_) => slot.received.up(),
             Err(_) => slot.flushed.up(),
@@ -60,9 +60,9 @@ struct Outgoing {
 
 impl CqeHandler for Outgoing {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         if wc.result().is_err() {
             this.given_up.up();
         }

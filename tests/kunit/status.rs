@@ -35,7 +35,7 @@ mod tests {
         let (link, sent) = (Link::<Softirq>::with(&CAPS, &impatient())?, Inbox::new()?);
         send(&link.a.qp, link.env.message(&sent, b"abc")?)?;
         link.wait(|| sent.len() == 1)?;
-        check!(sent.pop()?.status() == Some(Status::RNR_RETRY_EXC_ERR));
+        check!(sent.pop()?.status() == Some(wc::Status::RNR_RETRY_EXC_ERR));
         Ok(())
     }
 
@@ -77,7 +77,7 @@ mod tests {
         wait(|| send_cq.free_entries() > free)?;
         send(&a.qp, env.message(&sent, b"abc")?)?;
         wait(|| sent.len() == 1)?;
-        check!(sent.pop()?.status() == Some(Status::RETRY_EXC_ERR));
+        check!(sent.pop()?.status() == Some(wc::Status::RETRY_EXC_ERR));
         drop(id);
         Ok(())
     }
@@ -90,7 +90,11 @@ mod tests {
         send(&link.a.qp, link.env.message(&sent, b"12345")?)?;
         link.wait(|| sent.len() == 1 && received.len() == 1)?;
         let status = sent.pop()?.status();
-        check!([Some(Status::REM_INV_REQ_ERR), Some(Status::REM_OP_ERR)].contains(&status));
+        check!([
+            Some(wc::Status::REM_INV_REQ_ERR),
+            Some(wc::Status::REM_OP_ERR)
+        ]
+        .contains(&status));
         let mut completed = received.pop()?;
         check!(completed.result.is_err());
         // Nothing was written beyond the buffer, nor reported as received.
@@ -107,7 +111,7 @@ mod tests {
         }
         link.wait(|| sent.len() == 4)?;
         let all = sent.take();
-        check!(all[0].status() == Some(Status::RNR_RETRY_EXC_ERR));
+        check!(all[0].status() == Some(wc::Status::RNR_RETRY_EXC_ERR));
         check!(all[1..].iter().all(|completed| completed.was_flushed()));
         Ok(())
     }
@@ -130,19 +134,19 @@ mod tests {
 
     #[test]
     fn statuses_have_texts_and_values() -> Result {
-        check_eq!(Status::WR_FLUSH_ERR.as_raw(), 5);
-        let shown = CString::try_from_fmt(fmt!("{}", Status::WR_FLUSH_ERR))?;
+        check_eq!(wc::Status::WR_FLUSH_ERR.as_raw(), 5);
+        let shown = CString::try_from_fmt(fmt!("{}", wc::Status::WR_FLUSH_ERR))?;
         check_eq!(shown.to_bytes(), b"WR flushed");
-        let shown = CString::try_from_fmt(fmt!("{:?}", Status::REM_ACCESS_ERR))?;
+        let shown = CString::try_from_fmt(fmt!("{:?}", wc::Status::REM_ACCESS_ERR))?;
         check_eq!(shown.to_bytes(), b"remote access error");
-        check!(Status::LOC_LEN_ERR != Status::GENERAL_ERR);
+        check!(wc::Status::LOC_LEN_ERR != wc::Status::GENERAL_ERR);
         Ok(())
     }
 
     #[test]
     fn failed_completion_converts_to_an_error() -> Result {
         let error = WcError {
-            status: Status::FATAL_ERR,
+            status: wc::Status::FATAL_ERR,
             vendor_err: 7,
         };
         check_eq!(Error::from(error), EIO);

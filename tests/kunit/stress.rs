@@ -16,7 +16,7 @@ use kernel::{
             Full,
             Relaxed, //
         },
-        Atomic as AtomicNumber, //
+        Atomic, //
     }, //
 };
 use rdma::prelude::*;
@@ -27,9 +27,9 @@ const WINDOW: u32 = 16;
 /// The state that all messages of a run share.
 struct Run<C: Polled> {
     /// Taken by the messages that are to be sent; what is not positive any more ends the run.
-    to_send: AtomicNumber<i32>,
-    received: AtomicNumber<u32>,
-    wrong: AtomicNumber<u32>,
+    to_send: Atomic<i32>,
+    received: Atomic<u32>,
+    wrong: Atomic<u32>,
     from: Arc<Qp<C>>,
     to: Arc<Qp<C>>,
 }
@@ -45,9 +45,9 @@ struct Round<C: Polled> {
 
 impl<C: Polled> CqeHandler for Round<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         match wc.result() {
             Ok(_) => this.send(),
             Err(_) => this.run.wrong.add(1, Relaxed),
@@ -57,9 +57,9 @@ impl<C: Polled> CqeHandler for Round<C> {
 
 impl<C: Polled> CqeHandler<1> for Round<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         let Ok(wc) = wc.result() else { return };
         let whole = this.buf.cpu().iter().all(|byte| *byte == 0xa5);
         if !whole || wc.byte_len() != 64 {
@@ -125,9 +125,9 @@ fn run<C: Polled>() -> Result {
 
 fn rounds<C: Polled>(link: &Link<C>) -> Result {
     let run = Run {
-        to_send: AtomicNumber::new(MESSAGES as i32),
-        received: AtomicNumber::new(0),
-        wrong: AtomicNumber::new(0),
+        to_send: Atomic::new(MESSAGES as i32),
+        received: Atomic::new(0),
+        wrong: Atomic::new(0),
         from: link.a.qp.clone(),
         to: link.b.qp.clone(),
     };
@@ -164,7 +164,7 @@ fn two_threads<C: Polled>() -> Result {
         link.env.client.spawn(GFP_KERNEL, move |_| {
             for _ in 0..EACH {
                 let counts = completed.clone();
-                let posted = OnDone::<Atomic, _>::new(move |_, _| {
+                let posted = OnDone::<context::Atomic, _>::new(move |_, _| {
                     counts.up();
                 })
                 .and_then(|counted| {
@@ -242,7 +242,7 @@ mod tests {
         }
         for _ in 0..N {
             let counts = completed.clone();
-            let counted = OnDone::<Atomic, _>::new(move |_, _| {
+            let counted = OnDone::<context::Atomic, _>::new(move |_, _| {
                 counts.up();
             })?;
             let nowhere = Remote { addr: 0, rkey: 0 };

@@ -85,7 +85,7 @@ fn in_handler<C: Polled>() -> Result {
         (qp.clone(), id.clone(), cq.clone(), env.pd.clone()),
         calls.clone(),
     );
-    let handler = OnDone::<Atomic, _>::new(move |_, _| {
+    let handler = OnDone::<context::Atomic, _>::new(move |_, _| {
         drop(handles);
         drop(keeps);
         counts.up();

@@ -53,7 +53,7 @@ fn boxed(
 /// Posts a request that counts when it completes and when it is dropped.
 fn post(qp: &Qp<Direct>, completed: &Arc<Counter>, gone: &Arc<Counter>) -> Result {
     let (completed, gone) = (completed.clone(), CountDrop(gone.clone()));
-    let counted = OnDone::<Atomic, _>::new(move |_, _| {
+    let counted = OnDone::<context::Atomic, _>::new(move |_, _| {
         completed.up();
         drop(gone);
     })?;
@@ -85,9 +85,9 @@ impl Sharing {
 
 impl CqeHandler for Sharing {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.completed.up();
     }
 }
@@ -128,9 +128,9 @@ impl Again {
 
 impl CqeHandler for Again {
     type Pointer = InFlight<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: InFlight<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.uses += 1;
         this.completed.up();
     }
@@ -164,7 +164,7 @@ mod tests {
                 // again.
                 let polled = cq.poll(&mut batch);
                 drop(batch.completions().next());
-                batch.completions().for_each(Completion::dispatch);
+                batch.completions().for_each(cq::Completion::dispatch);
                 polled.is_err() || done.get() == 2 * TURNS
             })
         })?;

@@ -39,10 +39,10 @@ fn post_times<S, R, P, const N: usize>(
     wr: impl for<'a> Fn(&'a P::Target) -> Result<SendWr<'a, N>> + Sync,
 ) -> Result<(), PostError<P>>
 where
-    S: Provides<Atomic>,
+    S: Provides<context::Atomic>,
     R: PollContext,
     P: CqePointer<0>,
-    P::Target: CqeHandler<Pointer = P, Needs = Atomic>,
+    P::Target: CqeHandler<Pointer = P, Needs = context::Atomic>,
 {
     let mut batch = qp.batch(owner);
     for _ in 1..times {
@@ -117,9 +117,9 @@ impl<C: Polled> Burst<C> {
 
 impl<C: Polled> CqeHandler for Burst<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         if wc.result().is_err() || this.left == 0 {
             return;
         }
@@ -303,13 +303,13 @@ mod tests {
         for n in 1..=MOST {
             let (null, sent) = (Null::<Direct>::new()?, Inbox::new()?);
             null.disconnect()?;
-            null.inject_fatal(Status::LOC_PROT_ERR)?;
+            null.inject_fatal(wc::Status::LOC_PROT_ERR)?;
             let message = null.env.message(&sent, b"x")?;
             post_times(&null.a, message, n, whole)?;
             check_eq!(null.cq.process(16), n);
             let status = match n {
-                1 => Status::LOC_PROT_ERR,
-                _ => Status::WR_FLUSH_ERR,
+                1 => wc::Status::LOC_PROT_ERR,
+                _ => wc::Status::WR_FLUSH_ERR,
             };
             check_eq!(null.one(&sent)?.status(), Some(status));
             null.a.drain(&null.env.cx)?;

@@ -50,9 +50,9 @@ struct Parts {
 
 impl CqeHandler for Parts {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         let (Ok(wc), right) = (wc.result(), this.right.clone()) else {
             return;
         };

@@ -3,7 +3,10 @@
 //! A ULP that creates an id in the network namespace of each device that goes.
 
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    device::Device,
+    prelude::*, //
+};
 
 struct Ulp {
     client: ClientRef,

@@ -99,9 +99,9 @@ impl Message {
 
 impl CqeHandler for Message {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
     }
 }
@@ -168,9 +168,9 @@ impl Awaited {
 
 impl CqeHandler for Awaited {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
         this.back.0.back.fetch_add(1, Release);
     }
@@ -197,9 +197,9 @@ impl Shared {
 
 impl CqeHandler for Shared {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
     }
 }
@@ -225,9 +225,9 @@ impl Reused {
 
 impl CqeHandler for Reused {
     type Pointer = InFlight<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: InFlight<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
     }
 }
@@ -281,9 +281,9 @@ impl<C: Way> Again<C> {
 
 impl<C: Way> CqeHandler for Again<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(mut this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
         if this.left == 0 || wc.result().is_err() {
             return;
@@ -334,9 +334,9 @@ impl<C: Way> Own<C> {
 
 impl<C: Way> CqeHandler for Own<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
         if wc.result().is_ok_and(|wc| wc.opcode() == Opcode::RegMr) {
             this.life.post();
@@ -373,9 +373,9 @@ impl Transfer {
 
 impl CqeHandler for Transfer {
     type Pointer = Arc<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Arc<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
     }
 }
@@ -428,13 +428,13 @@ pub(crate) struct RecvBuf {
 }
 
 impl Receive for RecvBuf {
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn recv(&self) -> RecvWr<'_> {
         RecvWr::new([self.buf.whole_mut()])
     }
 
-    fn done(mut slot: Slot<Self>, wc: &Wc, _cx: &Atomic) {
+    fn done(mut slot: Slot<Self>, wc: &Wc, _cx: &context::Atomic) {
         let keep = wc.result().is_ok() && slot.buf.cpu().first() == Some(&1);
         if keep {
             let shelf = slot.shelf.clone();

@@ -33,11 +33,13 @@ use kernel::{
         Monotonic, //
     }, //
 };
-use rdma::prelude::{
-    ClientRef,
-    Device,
-    DeviceData,
-    Sleepable, //
+use rdma::{
+    device::Device,
+    prelude::{
+        ClientRef,
+        DeviceData,
+        Sleepable, //
+    }, //
 };
 use rdma_null::{
     Injection,

@@ -28,7 +28,7 @@ use kernel::{
     sync::{
         atomic::{
             ordering::Relaxed,
-            Atomic as Shared, //
+            Atomic, //
         },
         SpinLockIrq, //
     },
@@ -201,9 +201,9 @@ pub(crate) struct Ask;
 impl Exchange for Ask {
     type Request = Question;
     type Reply = Wanted;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn sent(request: &Question, _wc: &Wc, _cx: &Atomic) {
+    fn sent(request: &Question, _wc: &Wc, _cx: &context::Atomic) {
         nap(request.nap);
     }
 
@@ -226,9 +226,9 @@ struct Answer {
 
 impl CqeHandler for Answer {
     type Pointer = InFlight<Self>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: InFlight<Self>, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: InFlight<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
     }
 }
@@ -268,9 +268,9 @@ impl Note {
 
 impl CqeHandler for Note {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
     }
 }
@@ -294,9 +294,9 @@ pub(crate) struct Conn<C: Way> {
     pub(crate) credits: Arc<SendCredits>,
     granted: Arc<SendCredits>,
     /// `true` if the session is not to be used any more.
-    over: Shared<bool>,
+    over: Atomic<bool>,
     /// `true` if the context of the QP may have that. Otherwise it stays until the QP ends.
-    pub(crate) keeps_itself: Shared<bool>,
+    pub(crate) keeps_itself: Atomic<bool>,
     tally: Arc<Tally>,
     /// Each receive keeps this.
     _life: Life,
@@ -331,8 +331,8 @@ impl<C: Way> Conn<C> {
             answers <- new_spinlock_irq!(answers),
             credits: credits.clone(),
             granted: granted.clone(),
-            over: Shared::new(false),
-            keeps_itself: Shared::new(false),
+            over: Atomic::new(false),
+            keeps_itself: Atomic::new(false),
             tally: tally.clone(),
             _life: Life::new(tally),
         });
@@ -517,13 +517,13 @@ impl<C: Way> Conn<C> {
 impl<C: Way> RecvHandler for Conn<C> {
     type Send = C;
     type Recv = C;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
     fn qp(&self) -> &Arc<Qp<C>> {
         &self.qp
     }
 
-    fn received(mut message: Received<'_, Self>, _cx: &Atomic) {
+    fn received(mut message: Received<'_, Self>, _cx: &context::Atomic) {
         let (wc, conn) = (*message.wc(), message.conn().clone());
         let frame = Frame::from_bytes(&message.open().1);
         if let Some(frame) = &frame {

@@ -29,9 +29,9 @@ struct Slow {
 
 impl CqeHandler for Slow {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         nap(this.us);
         this.life.back();
     }

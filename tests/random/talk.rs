@@ -33,7 +33,7 @@ use kernel::{
             Full,
             Relaxed, //
         },
-        Atomic as Shared, //
+        Atomic, //
     },
     time::{
         delay::fsleep,
@@ -138,7 +138,7 @@ pub(crate) fn new_session<C: Way>(t: &mut Turn<'_, C>) -> Result {
 pub(crate) struct Found<C: Way> {
     num: u32,
     /// The handlers that have it.
-    users: Shared<i32>,
+    users: Atomic<i32>,
     _data: Option<Ctx>,
     _qp: Option<Arc<Qp<C>>>,
     life: Life,
@@ -212,7 +212,7 @@ pub(crate) fn context<C: Way + CorePolled>(t: &mut Turn<'_, C>) -> Result {
             }
             let found = Found {
                 num,
-                users: Shared::new(0),
+                users: Atomic::new(0),
                 _data: Some(data),
                 _qp: keeps.then(|| qp.clone()),
                 life: t.life(),

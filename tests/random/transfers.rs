@@ -62,9 +62,9 @@ impl<O: SgOwner<Bidirectional>> Transfer<O> {
 
 impl<O: SgOwner<Bidirectional>> CqeHandler for Transfer<O> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
     }
 }
@@ -133,9 +133,9 @@ struct Staged<C: Way> {
 
 impl<C: Way> CqeHandler<0> for Staged<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
         if wc.result().is_err() {
             return;
@@ -151,9 +151,9 @@ impl<C: Way> CqeHandler<0> for Staged<C> {
 
 impl<C: Way> CqeHandler<1> for Staged<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
     }
 }
@@ -203,9 +203,9 @@ struct Published<C: Way> {
 
 impl<C: Way> CqeHandler for Published<C> {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
         let registered = wc.result().is_ok_and(|wc| wc.opcode() == Opcode::RegMr);
         if this.drops || !registered {

@@ -11,10 +11,13 @@ use crate::{
     world::World, //
 };
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    device::Device,
+    prelude::*, //
+};
 
 /// A polling context.
-pub(crate) trait Way: FixedContext + Provides<Atomic> + Unpin + Sized {
+pub(crate) trait Way: FixedContext + Provides<context::Atomic> + Unpin + Sized {
     /// Makes a CQ, which may be one that others share if `pool` says so.
     fn make(
         dev: &Device,
@@ -66,7 +69,10 @@ fn poll_any<C: Way + CallerPolled>(cq: &Cq<C>, t: &mut Turn<'_, C>) -> Result {
         2 => {
             cq.poll(&mut batch)?;
             // One now, the others now or at the end of the batch.
-            batch.completions().take(1).for_each(Completion::dispatch);
+            batch
+                .completions()
+                .take(1)
+                .for_each(cq::Completion::dispatch);
             if rng.once_in(2) {
                 batch.completions().for_each(drop);
             }
@@ -74,13 +80,19 @@ fn poll_any<C: Way + CallerPolled>(cq: &Cq<C>, t: &mut Turn<'_, C>) -> Result {
         3 => {
             cq.poll(&mut batch)?;
             // Any thread may have the rest, later.
-            batch.completions().take(1).for_each(Completion::dispatch);
+            batch
+                .completions()
+                .take(1)
+                .for_each(cq::Completion::dispatch);
             return t.world.put_batch(batch);
         }
         4 => {
             let mut batch = t.world.take_batch().ok_or(ENODATA)?;
             if rng.once_in(2) {
-                batch.completions().take(1).for_each(Completion::dispatch);
+                batch
+                    .completions()
+                    .take(1)
+                    .for_each(cq::Completion::dispatch);
                 return t.world.put_batch(batch);
             }
         }

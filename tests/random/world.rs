@@ -45,6 +45,7 @@ use rdma::{
         self,
         Ah, //
     },
+    device::Device,
     prelude::*,
     qp::State,
     rw::Ctx,

@@ -6,6 +6,7 @@
 use kernel::prelude::*;
 use rdma::{
     context::Atomic,
+    device::Device,
     prelude::*, //
 };
 use rdma_null::{

@@ -26,6 +26,7 @@ use kernel::{
 };
 use rdma::{
     context,
+    device::Device,
     prelude::*, //
 };
 use rdma_null::{

@@ -5,6 +5,7 @@
 
 use kernel::prelude::*;
 use rdma::{
+    device::Device,
     prelude::*,
     qp::{
         Access,
@@ -49,9 +50,9 @@ struct Recv {
 
 impl CqeHandler for Recv {
     type Pointer = Pin<KBox<Self>>;
-    type Needs = Atomic;
+    type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
 /// Makes a QP that receives may be posted to.

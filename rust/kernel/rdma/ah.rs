@@ -13,13 +13,17 @@ use crate::{
     deferred,
     device::{
         self,
+        Device,
         Gid,
         GidAttr,
         GidType, //
     },
     objects,
-    pd,
-    prelude::*, //
+    pd::{
+        self,
+        Pd, //
+    },
+    prelude::internal::*, //
 };
 
 /// The route of packets between subnets, as `struct ib_global_route`; on RoCE, their IP addresses.

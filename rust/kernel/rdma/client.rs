@@ -14,13 +14,14 @@ use crate::{
     deferred::Workqueue,
     device::{
         self,
+        Device,
         Event, //
     },
     objects::{
         self,
         Object, //
     },
-    prelude::*,
+    prelude::internal::*,
     refs,
     removal::Step, //
 };
@@ -327,7 +328,7 @@ impl ClientRef {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::{client::ModuleClient, prelude::*};
+    /// # use rdma::{client::ModuleClient, device::Device, prelude::*};
     /// /// Returns how the ULP sees a device that a test has made.
     /// fn device<C: ModuleClient>(name: &CStr, cx: &Sleepable) -> Result<Device> {
     ///     ClientRef::of::<C>(cx)?.device_by_name(name, cx).ok_or(ENODEV)
@@ -394,7 +395,7 @@ impl ClientRef {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::prelude::*;
+    /// # use rdma::{device::Device, prelude::*};
     /// fn usable(client: &ClientRef, name: &CStr, cx: &Sleepable) -> Option<Device> {
     ///     let dev = client.device_of_netdev(name, cx)?;
     ///     let attrs = dev.attrs();
@@ -719,7 +720,7 @@ impl PinnedDrop for Core {
 /// # Examples
 ///
 /// ```
-/// use rdma::{device::Event, prelude::*};
+/// use rdma::{device::{Device, Event}, prelude::*};
 ///
 /// struct Ulp;
 ///

@@ -36,12 +36,15 @@ pub(crate) use timeouts::{
 use crate::{
     completion::wait_event,
     deferred,
-    prelude::*,
+    prelude::internal::*,
     removal, //
 };
 use core::{
     mem::replace,
-    net,
+    net::{
+        self,
+        SocketAddr, //
+    },
     ptr, //
 };
 use kernel::{

@@ -9,7 +9,7 @@
 
 use crate::{
     identity,
-    prelude::*, //
+    prelude::internal::*, //
 };
 
 /// The module of a ULP.

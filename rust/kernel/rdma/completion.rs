@@ -4,7 +4,7 @@
 //!
 //! C header: [`include/linux/completion.h`](srctree/include/linux/completion.h)
 
-use crate::prelude::*;
+use crate::prelude::internal::*;
 use kernel::{
     sync,
     task::MAX_SCHEDULE_TIMEOUT,

@@ -13,7 +13,10 @@
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`enum ib_poll_context`)
 
-use crate::prelude::*;
+use crate::{
+    prelude::internal::*,
+    wc::Wc, //
+};
 use kernel::types::NotThreadSafe;
 use private::Sealed;
 

@@ -18,11 +18,16 @@ use crate::{
         AtomicU32,
         Ordering, //
     },
-    cqe,
+    cqe::{
+        self,
+        CqeHandler,
+        CqePointer, //
+    },
     debug,
     deferred,
+    device::Device,
     objects,
-    prelude::*,
+    prelude::internal::*,
     removal,
     sync::{
         Empties,
@@ -30,7 +35,11 @@ use crate::{
         PollLock, //
     },
     trace,
-    wc, //
+    wc::{
+        self,
+        Wc,
+        WcError, //
+    }, //
 };
 use core::cell::UnsafeCell;
 use kernel::{
@@ -154,7 +163,7 @@ impl<C: PollContext> Cq<C> {
     /// # Examples
     ///
     /// ```
-    /// # use rdma::prelude::*;
+    /// # use rdma::{device::Device, prelude::*};
     /// fn alloc(dev: &Device, in_softirq: bool, cx: &Sleepable) -> Result<Cq<AnyContext>> {
     ///     Ok(match in_softirq {
     ///         true => Cq::<Softirq>::alloc(dev, 128, 0, cx)?.into_any(),
@@ -803,6 +812,8 @@ impl<C: CallerPolled> Cq<C> {
     ///
     /// Any context, as [`Cq::process`]. Fails with `EINVAL` if the budget is zero. `EOVERFLOW` if
     /// there is no completion and the CQ has lost some; or the driver's error.
+    ///
+    /// [`Qp::repost_send`]: crate::qp::Qp::repost_send
     ///
     /// # Examples
     ///

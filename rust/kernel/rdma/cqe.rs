@@ -44,9 +44,12 @@ use crate::{
     context::Context,
     debug,
     identity,
-    prelude::*,
+    prelude::internal::*,
     trace,
-    wc, //
+    wc::{
+        self,
+        Wc, //
+    }, //
 };
 
 /// A completion callback embedded in `T`, as `struct ib_cqe`. A type with several requests in
@@ -231,11 +234,15 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     /// The context that the handler needs: [`Atomic`] or [`Sleepable`], or
     /// [`QpContext`](crate::qp::QpContext) of one of them. The request can be posted only where the
     /// completion queue provides it.
+    ///
+    /// [`Atomic`]: crate::context::Atomic
     type Needs: Context;
 
     /// Takes the owner of a completed request back (`ib_cqe.done`). Handlers of one completion
     /// queue run one after the other, but for those of completions in a [`WcArray`] and of
-    /// [shared](Cq::pool_get) queues, which may run at the same time as others.
+    /// [shared](crate::cq::Cq::pool_get) queues, which may run at the same time as others.
+    ///
+    /// [`WcArray`]: crate::cq::WcArray
     fn done(this: Self::Pointer, wc: &Wc, cx: &Self::Needs);
 }
 

@@ -7,7 +7,7 @@
 //! ignored. The addresses are spread over buckets with a lock each, as those of debug objects are:
 //! one lock would hide the races that such kernels are to find.
 
-use crate::prelude::*;
+use crate::prelude::internal::*;
 use kernel::{
     rbtree,
     sync::{

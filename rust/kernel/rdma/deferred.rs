@@ -18,7 +18,7 @@
 
 use crate::{
     objects::Object,
-    prelude::*, //
+    prelude::internal::*, //
 };
 use kernel::{
     sync::{

@@ -8,9 +8,10 @@ pub use crate::objects::Name;
 
 use crate::{
     client,
+    cm,
     deferred,
     objects,
-    prelude::*,
+    prelude::internal::*,
     refs,
     removal, //
 };

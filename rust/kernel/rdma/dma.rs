@@ -12,7 +12,8 @@
 use crate::{
     context::private::Sealed,
     message::RecvBytes,
-    prelude::*,
+    pd::Pd,
+    prelude::internal::*,
     wc::Success,
     wr, //
 };
@@ -61,6 +62,8 @@ impl<D: Direction> Buf<D> {
     /// Allocates and maps `len` zeroed bytes (`kzalloc`, `ib_dma_map_single`). Fails with `ENOMEM`,
     /// as for more than `KMALLOC_MAX_SIZE` (4 MiB), which takes a [`SgBuf`];
     /// `EINVAL` for a length of zero; `EIO` if the memory could not be mapped.
+    ///
+    /// [`SgBuf`]: crate::sg::SgBuf
     pub fn alloc(pd: &Pd, len: usize, _cx: &Sleepable) -> Result<Self> {
         // INVARIANT: The memory is mapped in this direction.
         Ok(Self {
@@ -114,6 +117,8 @@ impl<D: DeviceReads> Buf<D> {
     /// posts the buffer, as in the example of [`Qp::post_chain`]. A device that reads them
     /// meanwhile may get old or new ones, and so it is where two threads write the same ones. Any
     /// context. Fails with `EINVAL` if they are not inside of the buffer.
+    ///
+    /// [`Qp::post_chain`]: crate::qp::Qp::post_chain
     #[inline]
     pub fn write<const N: usize>(&self, offset: usize, bytes: &[u8; N]) -> Result {
         const {

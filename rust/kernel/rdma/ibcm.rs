@@ -12,7 +12,7 @@
 //! # Examples
 //!
 //! ```
-//! # use rdma::{cm::RejectReason, device::Gid, ibcm, prelude::*};
+//! # use rdma::{cm::RejectReason, device::{Device, Gid}, ibcm, prelude::*};
 //! const VERSION: &[u8] = b"v1";
 //!
 //! fn connect(
@@ -63,16 +63,23 @@
 use crate::{
     ah,
     cm::{
+        self,
         Conn,
         InCallback,
         Manager,
         RawId, //
     },
     deferred,
-    device,
+    device::{
+        self,
+        Device, //
+    },
     objects,
-    prelude::*,
-    qp,
+    prelude::internal::*,
+    qp::{
+        self,
+        Qp, //
+    },
     refs,
     removal, //
 };

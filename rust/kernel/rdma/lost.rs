@@ -6,7 +6,7 @@
 //! list of the ULP. Here each context is listed when it is made, as its memory is allocated then,
 //! and not when it is posted.
 
-use crate::prelude::*;
+use crate::prelude::internal::*;
 use core::{
     cell::UnsafeCell,
     ptr, //

@@ -40,9 +40,12 @@ use crate::{
     cm::InCallback,
     completion::wait_event,
     deferred,
-    device,
+    device::{
+        self,
+        Device, //
+    },
     objects,
-    prelude::*,
+    prelude::internal::*,
     refs,
     removal, //
 };

@@ -11,7 +11,7 @@
 
 use crate::{
     dma::CpuView,
-    prelude::*, //
+    prelude::internal::*, //
 };
 use core::ops::Deref;
 

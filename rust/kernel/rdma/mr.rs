@@ -20,24 +20,43 @@ pub use state::{
 
 use crate::{
     context::private::Sealed,
-    cq,
+    cq::{
+        self,
+        Completion, //
+    },
     cqe::{
         self,
+        CqeHandler,
         CqePointer, //
     },
     debug,
     deferred,
-    dma,
+    dma::{
+        self,
+        Buf, //
+    },
     identity,
     objects,
-    pd,
-    prelude::*,
-    sg,
+    pd::{
+        self,
+        Pd, //
+    },
+    prelude::internal::*,
+    qp::Qp,
+    sg::{
+        self,
+        SgBuf, //
+    },
     trace,
-    wc,
+    wc::{
+        self,
+        Wc, //
+    },
     wr::{
         self,
-        Entries as _, //
+        Entries as _,
+        Remote,
+        SendWr, //
     }, //
 };
 use core::{
@@ -616,6 +635,8 @@ impl<D: dma::Direction, M: Memory<D>, S: State> Region<D, M, S> {
     /// It is, but on iWARP, if it carries the region's key and the CQ's own poller, not a
     /// [`WcArray`], is dispatching it; Documentation/mr.rst has the rest.
     /// A region whose end is not proved can be invalidated locally, as in the example of [`InvWr`].
+    ///
+    /// [`WcArray`]: crate::cq::WcArray
     pub fn remote_invalidated<C: PollContext, R: PollContext>(
         &self,
         wc: &wc::Success<'_>,
@@ -912,9 +933,9 @@ impl Registration {
 ///
 /// impl CqeHandler for Io {
 ///     type Pointer = Pin<KBox<Self>>;
-///     type Needs = Atomic;
+///     type Needs = context::Atomic;
 ///
-///     fn done(this: Self::Pointer, _wc: &Wc, _cx: &Atomic) {
+///     fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
 ///         if this.region.is_idle() {
 ///             complete(&this.region);
 ///         }
@@ -1189,14 +1210,14 @@ impl<'a> Completion<'a> {
     ///
     /// impl CqeHandler for Request {
     ///     type Pointer = Pin<KBox<Self>>;
-    ///     type Needs = Atomic;
+    ///     type Needs = context::Atomic;
     ///
-    ///     fn done(_request: Self::Pointer, _wc: &Wc, _cx: &Atomic) {}
+    ///     fn done(_request: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
     /// }
     ///
     /// /// Returns the request whose memory no peer uses any more. There is none if this is of
     /// /// another request, or if the invalidation has failed.
-    /// fn ended(completion: Completion<'_>) -> Option<Pin<KBox<Request>>> {
+    /// fn ended(completion: cq::Completion<'_>) -> Option<Pin<KBox<Request>>> {
     ///     let (request, wc) = completion.take_inv::<Request, 0>().ok()?;
     ///     wc.result().is_ok().then_some(request)
     /// }

@@ -8,14 +8,17 @@
 
 use crate::{
     debug,
-    prelude::*,
+    prelude::internal::*,
     refs, //
 };
 use core::{
     cell::UnsafeCell,
     marker::PhantomPinned,
     mem,
-    net::IpAddr,
+    net::{
+        IpAddr,
+        SocketAddr, //
+    },
     ptr, //
 };
 use kernel::{

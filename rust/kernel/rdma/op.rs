@@ -35,10 +35,34 @@
 #![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
 
 use crate::{
-    cqe,
-    dma,
-    prelude::*,
-    wc::Success, //
+    context::Atomic,
+    cq::Completion,
+    cqe::{
+        self,
+        Cqe,
+        CqeHandler, //
+    },
+    dma::{
+        self,
+        Bidirectional,
+        Buf,
+        FromDevice, //
+    },
+    pd::Pd,
+    prelude::internal::*,
+    qp::Qp,
+    wc::{
+        Opcode,
+        Success,
+        Wc,
+        WcError, //
+    },
+    wr::{
+        PostError,
+        RecvWr,
+        Remote,
+        SendWr, //
+    }, //
 };
 use core::ops::Range;
 

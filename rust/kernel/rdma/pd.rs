@@ -9,8 +9,9 @@
 
 use crate::{
     deferred,
+    device::Device,
     objects::Object,
-    prelude::*,
+    prelude::internal::*,
     refs::Kind, //
 };
 

@@ -42,15 +42,25 @@ use crate::{
     cm,
     code,
     completion::Completion,
-    cq,
+    cq::{
+        self,
+        Cq, //
+    },
     deferred,
+    device::Device,
     lost,
     objects,
-    pd,
-    prelude::*,
+    pd::{
+        self,
+        Pd, //
+    },
+    prelude::internal::*,
     srq,
     trace,
-    wc,
+    wc::{
+        self,
+        Wc, //
+    },
     wr, //
 };
 use kernel::{
@@ -59,7 +69,7 @@ use kernel::{
     sync::{
         self,
         atomic::{
-            Atomic as AtomicCell,
+            Atomic,
             Relaxed, //
         }, //
     },
@@ -746,7 +756,7 @@ pub trait Events: Send + Sync + 'static {
     /// time, and the first before the creation of the QP returns. To [`Event::COMM_EST`] the answer
     /// is [`Id::notify_established`](cm::Id::notify_established). A work item that is started here
     /// gets a reference by `Arc::from(self)`.
-    fn event(self: ArcBorrow<'_, Self>, event: Event, qp_num: u32, cx: &Atomic);
+    fn event(self: ArcBorrow<'_, Self>, event: Event, qp_num: u32, cx: &crate::context::Atomic);
 }
 
 /// The private data of a QP, as its `qp_context`.
@@ -801,7 +811,7 @@ impl QpPriv {
             kept <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
             transfers <- pin_init!(Transfers {
                 users: crate::sync::Users::new(),
-                is_ending: AtomicCell::new(false),
+                is_ending: Atomic::new(false),
                 ended <- Completion::new(),
                 prepared,
                 iwarp: dev.is_iwarp(),
@@ -824,7 +834,7 @@ unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_vo
     // SAFETY: The event is valid during this call, and one of a QP.
     let (event, num) = unsafe { (Event((*event).event), (**(*event).element.qp).qp_num) };
     // SAFETY: Every context allows what this token does.
-    let cx = unsafe { Atomic::assume() };
+    let cx = unsafe { crate::context::Atomic::assume() };
     if let Some(events) = &context.events {
         events.as_arc_borrow().event(event, num, &cx);
     }
@@ -839,7 +849,7 @@ pub(crate) struct Transfers {
     /// The transfers that use the QP, and the QP itself.
     users: crate::sync::Users,
     /// Set when the QP itself is counted no more.
-    is_ending: AtomicCell<bool>,
+    is_ending: Atomic<bool>,
     /// Completed by the last transfer once [`Transfers::wait`] was called.
     #[pin]
     ended: Completion,

@@ -7,7 +7,7 @@
 //!
 //! C header: [`include/linux/ratelimit.h`](srctree/include/linux/ratelimit.h)
 
-use crate::prelude::*;
+use crate::prelude::internal::*;
 use kernel::sync::atomic::{
     Atomic,
     Relaxed, //

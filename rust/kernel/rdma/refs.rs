@@ -8,7 +8,7 @@
 use crate::{
     completion::Completion,
     deferred,
-    prelude::*,
+    prelude::internal::*,
     sync::RefCount, //
 };
 use core::mem::ManuallyDrop;

@@ -3,7 +3,7 @@
 //! The removal of a device: the objects that end with it, and what it waits for. The connection
 //! manager's own event comes only after all ULPs have let go of the device.
 
-use crate::prelude::*;
+use crate::prelude::internal::*;
 use core::mem;
 use kernel::sync::{
     atomic,

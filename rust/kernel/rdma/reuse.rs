@@ -20,9 +20,9 @@
 //!
 //! impl CqeHandler for Request {
 //!     type Pointer = InFlight<Self>;
-//!     type Needs = Atomic;
+//!     type Needs = context::Atomic;
 //!
-//!     fn done(this: InFlight<Self>, wc: &Wc, _cx: &Atomic) {
+//!     fn done(this: InFlight<Self>, wc: &Wc, _cx: &context::Atomic) {
 //!         if let Err(e) = wc.result() {
 //!             pr_info!("{}\n", e.status);
 //!         }
@@ -46,7 +46,7 @@
 
 use crate::{
     cqe,
-    prelude::*,
+    prelude::internal::*,
     sync::Users, //
 };
 use core::ops;

@@ -2,7 +2,7 @@
 
 //! The time that a peer waits which found no receive.
 
-use crate::prelude::*;
+use crate::prelude::internal::*;
 use kernel::time::Delta;
 
 /// The time that a peer which found no receive waits before it sends again, as `enum
@@ -10,6 +10,8 @@ use kernel::time::Delta;
 /// again ([`cm::ConnParam::rnr_retry_count`]).
 ///
 /// C's own default, code 0, is the longest: 655 ms. The default here is 0.64 ms.
+///
+/// [`cm::ConnParam::rnr_retry_count`]: crate::cm::ConnParam::rnr_retry_count
 ///
 /// # Examples
 ///

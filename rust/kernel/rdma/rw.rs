@@ -15,9 +15,9 @@
 //!
 //! impl CqeHandler for Fetch {
 //!     type Pointer = Pin<KBox<Self>>;
-//!     type Needs = Atomic;
+//!     type Needs = context::Atomic;
 //!
-//!     fn done(mut this: Self::Pointer, wc: &Wc, _cx: &Atomic) {
+//!     fn done(mut this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
 //!         let mut first = [0; 4];
 //!         if wc.result().is_ok() && this.data.cpu().read(0, &mut first).is_ok() {
 //!             pr_info!("the peer has {first:?}\n");
@@ -38,19 +38,31 @@
 use crate::{
     cqe::{
         self,
+        CqeHandler,
         CqePointer, //
     },
     debug,
     device::Port,
-    dma,
+    dma::{
+        self,
+        Bidirectional, //
+    },
     identity,
     lost,
-    prelude::*,
-    qp,
+    prelude::internal::*,
+    qp::{
+        self,
+        Qp, //
+    },
     sg,
     sync::RwState,
     trace,
-    wr, //
+    wc::Wc,
+    wr::{
+        self,
+        PostError,
+        Remote, //
+    }, //
 };
 use core::{
     cell::UnsafeCell,

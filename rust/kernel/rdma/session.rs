@@ -41,7 +41,11 @@ pub use timers::{
     Ticker, //
 };
 
-use crate::prelude::*;
+use crate::{
+    cm,
+    prelude::internal::*,
+    qp::Qp, //
+};
 
 /// Ends a connection, which need not be there, any more or yet: disconnects it, and drains its QP,
 /// so that all owners are back (`rdma_disconnect`, `ib_drain_qp`). Fails as [`Qp::drain`].

@@ -6,8 +6,12 @@
 //! sg_table`)
 
 use crate::{
-    dma::Direction,
-    prelude::*,
+    dma::{
+        Direction,
+        ToDevice, //
+    },
+    pd::Pd,
+    prelude::internal::*,
     qp, //
 };
 use core::{
@@ -27,6 +31,8 @@ use kernel::{
 
 /// DMA-mapped memory in pages, for a [`Region`]. The CPU accesses its bytes through
 /// [`SgBuf::cpu`], which borrows it exclusively.
+///
+/// [`Region`]: crate::mr::Region
 pub type SgBuf<D> = SgMap<Pages, D>;
 
 impl<D: Direction> SgBuf<D> {
@@ -287,6 +293,8 @@ impl Drop for OwnMapping {
 /// An owner of memory that a scatter list describes, which a device may access in direction `D`, as
 /// a request of the block layer or pinned pages behind a ULP's own type.
 ///
+/// [`Qp::post_rw`]: crate::qp::Qp::post_rw
+///
 /// # Safety
 ///
 /// From the call of [`SgOwner::table`] on until the owner is dropped or given back:
@@ -311,6 +319,9 @@ pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
 ///
 /// An owner that must not be dropped goes into a region by [`Region::map`], which gives it back if
 /// it fails, as [`Region::new`] does not.
+///
+/// [`Region::map`]: crate::mr::Region::map
+/// [`Region::new`]: crate::mr::Region::new
 ///
 /// # Examples
 ///

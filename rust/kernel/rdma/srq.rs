@@ -16,13 +16,13 @@
 //! }
 //!
 //! impl Receive for Request {
-//!     type Needs = Atomic;
+//!     type Needs = context::Atomic;
 //!
 //!     fn recv(&self) -> RecvWr<'_> {
 //!         RecvWr::new([self.buf.whole_mut()])
 //!     }
 //!
-//!     fn done(slot: Slot<Self>, wc: &Wc, _cx: &Atomic) {
+//!     fn done(slot: Slot<Self>, wc: &Wc, _cx: &context::Atomic) {
 //!         if let Ok(wc) = wc.result() {
 //!             pr_info!("received {} bytes\n", wc.byte_len());
 //!         }
@@ -46,16 +46,29 @@ use crate::{
     completion::Completion,
     context::Context,
     cq,
-    cqe,
+    cqe::{
+        self,
+        CqeHandler, //
+    },
     deferred,
-    device,
+    device::{
+        self,
+        Device, //
+    },
     objects,
-    pd,
-    prelude::*,
+    pd::{
+        self,
+        Pd, //
+    },
+    prelude::internal::*,
     refs,
     sync::SlotsOut,
     trace,
-    wr::Refusal, //
+    wc::Wc,
+    wr::{
+        RecvWr,
+        Refusal, //
+    }, //
 };
 use core::ops;
 use kernel::sync::{
@@ -534,6 +547,8 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
 /// receive again (`ib_post_srq_recv`), in any context. It may also be kept, which withholds the
 /// credit, or own another request, as the response, if the value is `Unpin` (see [`CqePointer`]).
 /// The SRQ's end waits for it.
+///
+/// [`CqePointer`]: crate::cqe::CqePointer
 ///
 /// # Invariants
 ///

@@ -8,7 +8,8 @@
 
 use crate::{
     code,
-    prelude::*, //
+    prelude::internal::*,
+    wc::Wc, //
 };
 
 /// Returns whether the event of a tracepoint is on: `static_branch_unlikely!` of the kernel crate,

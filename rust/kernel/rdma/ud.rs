@@ -16,10 +16,25 @@ use crate::{
         self,
         Ah, //
     },
-    prelude::*,
-    qp,
+    cq::Cq,
+    cqe::{
+        CqeHandler,
+        CqePointer, //
+    },
+    pd::Pd,
+    prelude::internal::*,
+    qp::{
+        self,
+        Caps,
+        Qp, //
+    },
     wc,
-    wr, //
+    wr::{
+        self,
+        PostError,
+        RecvWr,
+        SendWr, //
+    }, //
 };
 
 /// The length of the header in front of each received datagram, in bytes.

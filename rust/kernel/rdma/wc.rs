@@ -7,7 +7,7 @@
 // What peers send is used here, and must not cause a panic.
 #![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
 
-use crate::prelude::*;
+use crate::prelude::internal::*;
 
 /// Defines a type of C values with names, and a text for each, which `$text` returns.
 macro_rules! named_values {
@@ -185,6 +185,8 @@ impl<'a> Success<'a> {
     /// [`Opcode::RecvRdmaWithImm`] it is the number of bytes that the peer wrote elsewhere. It is
     /// meaningless for other requests. The peer has chosen it: neither index nor subtract by it, as
     /// a panic ends the machine. [`Buf::received`] returns the bytes of a message.
+    ///
+    /// [`Buf::received`]: crate::dma::Buf::received
     #[inline]
     pub fn byte_len(&self) -> usize {
         // RDMA needs pointers of 32 bits at least.

@@ -10,8 +10,12 @@
 
 use crate::{
     cq,
-    pd,
-    prelude::*,
+    cqe::CqeHandler,
+    pd::{
+        self,
+        Pd, //
+    },
+    prelude::internal::*,
     sync::RwState,
     trace, //
 };
@@ -516,7 +520,6 @@ impl<'a, const N: usize> SendWr<'a, N> {
         let opcode = bindings::ib_wr_opcode_IB_WR_RDMA_READ;
         Self::rdma(opcode, SgeList { sges, len }, Some(remote))
     }
-
     /// Adds immediate data, in host byte order, to a message or an RDMA WRITE
     /// (`IB_WR_SEND_WITH_IMM`, `IB_WR_RDMA_WRITE_WITH_IMM`). An RDMA READ carries none; it stays as
     /// it is. iWARP has none: posting such a request there is `EOPNOTSUPP`.

@@ -19,7 +19,7 @@ mod tests {
         let null = NullEnv::new()?;
         let cq = null.env.cq::<Waited>(16)?;
         let (ms, said) = timed(|| cq.wait(Notify::NextComp, LONG_MS, &null.env.cx));
-        check_eq!(said?, Wait::TimedOut);
+        check_eq!(said?, cq::Wait::TimedOut);
         check!((50_000..57_000).contains(&ms));
         Ok(())
     }
@@ -29,7 +29,7 @@ mod tests {
         let null = NullEnv::new()?;
         let cq = null.env.cq::<Waited>(16)?;
         let (ms, said) = timed(|| cq.wait(Notify::Solicited, LONG_MS, &null.env.cx));
-        check_eq!(said?, Wait::TimedOut);
+        check_eq!(said?, cq::Wait::TimedOut);
         check!((50_000..57_000).contains(&ms));
         Ok(())
     }

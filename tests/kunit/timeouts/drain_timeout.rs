@@ -29,7 +29,10 @@ use rdma_null::Injection;
 const ALL: u32 = u32::MAX;
 
 /// Fills the send queue of a QP with requests of which none will be reported.
-fn fill<S: Provides<Atomic>, R: PollContext>(qp: &Qp<S, R>, times: &Arc<Counter>) -> Result {
+fn fill<S: Provides<context::Atomic>, R: PollContext>(
+    qp: &Qp<S, R>,
+    times: &Arc<Counter>,
+) -> Result {
     let mut batch = qp.batch(Counted::new(times)?);
     let mut posts = || batch.post(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])));
     while posts().is_ok() {}

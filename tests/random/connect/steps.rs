@@ -39,6 +39,7 @@ use kernel::{
 };
 use rdma::{
     device::{
+        Device,
         Gid,
         GidAttr, //
     },

@@ -29,6 +29,7 @@ use kernel::{
     }, //
 };
 use rdma::{
+    device::Device,
     ibcm,
     prelude::*, //
 };

@@ -3,7 +3,10 @@
 //! A ULP that lends its device handle to others.
 
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    device::Device,
+    prelude::*, //
+};
 
 struct Ulp;
 

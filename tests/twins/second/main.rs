@@ -6,6 +6,7 @@
 
 use kernel::prelude::*;
 use rdma::{
+    device::Device,
     prelude::*,
     qp::SendRing,
     srq::{

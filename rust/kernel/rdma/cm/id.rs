@@ -3,7 +3,9 @@
 //! Ids of connections and of listeners.
 
 use crate::{
+    client::ClientRef,
     cm::{
+        self,
         pending::Pending,
         Conn,
         InCallback,
@@ -11,9 +13,13 @@ use crate::{
         RawId, //
     },
     deferred,
-    device,
+    device::{
+        self,
+        Device, //
+    },
     objects,
-    prelude::*,
+    pd::Pd,
+    prelude::internal::*,
     refs::{
         self,
         Owner as _, //
@@ -21,6 +27,7 @@ use crate::{
 };
 use core::{
     cell::Cell,
+    net::SocketAddr,
     ptr, //
 };
 use kernel::{
@@ -181,6 +188,8 @@ impl Id {
     /// if the id has a handler; `ENODEV` if its device goes; as [`Id::resolve_addr`] in waiting; or
     /// with the connection manager's error. siw connects in `rdma_connect` itself: against a host
     /// that is silent this lasts as long as TCP tries, two minutes, and no signal ends it.
+    ///
+    /// [`Qp::drain`]: crate::qp::Qp::drain
     ///
     /// # Examples
     ///

@@ -10,7 +10,7 @@ use crate::{
         Manager, //
     },
     deferred,
-    prelude::*, //
+    prelude::internal::*, //
 };
 use kernel::{
     sync::{

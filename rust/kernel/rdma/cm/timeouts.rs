@@ -2,7 +2,10 @@
 
 //! Timeouts of the messages of the connection managers, which are MADs.
 
-use crate::prelude::*;
+use crate::{
+    device::Device,
+    prelude::internal::*, //
+};
 use kernel::{
     sync,
     time, //

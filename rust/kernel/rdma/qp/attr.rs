@@ -10,8 +10,12 @@ use super::{
 };
 use crate::{
     ah,
-    device::Gid,
-    prelude::*, //
+    device::{
+        Device,
+        Gid, //
+    },
+    prelude::internal::*,
+    qp::Qp, //
 };
 
 /// The state of a QP, as `enum ib_qp_state`.

@@ -7,12 +7,20 @@ use super::{
     AnyQp, //
 };
 use crate::{
-    cqe,
+    cqe::{
+        self,
+        CqeHandler,
+        CqePointer, //
+    },
     debug,
     mr,
-    prelude::*,
+    prelude::internal::*,
+    qp::Qp,
     trace,
-    wr, //
+    wr::{
+        self,
+        PostError, //
+    }, //
 };
 use kernel::sync::SpinLockIrqGuard;
 

@@ -8,9 +8,14 @@ use crate::{
         AtomicUsize,
         Ordering, //
     },
-    context::Context,
+    context::{
+        Atomic,
+        Context, //
+    },
     identity,
-    prelude::*, //
+    prelude::internal::*,
+    qp::Qp,
+    wc::Wc, //
 };
 
 /// The context of the QP whose completion is handled (`wc->qp->qp_context`), and the proof of the
@@ -18,6 +23,8 @@ use crate::{
 ///
 /// A handler asks for it by [`CqeHandler::Needs`], and borrows the context. It can be posted where
 /// the RDMA core polls: there the drain of a QP waits until its handlers have returned.
+///
+/// [`CqeHandler::Needs`]: crate::cqe::CqeHandler::Needs
 ///
 /// # Invariants
 ///
@@ -164,8 +171,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Gives the QP its context (`qp_context`), which handlers of its completions borrow by
     /// [`QpContext`], until it is destroyed or [`Qp::clear_context`]: a context that owns the QP
     /// keeps it until then. Fails with `EBUSY` if the QP has a context; `EOPNOTSUPP` if it
-    /// completes to a [shared](Cq::pool_get) queue, whose handlers could not borrow it; `EPERM` if
-    /// the QP is another module's.
+    /// completes to a [shared](crate::cq::Cq::pool_get) queue, whose handlers could not borrow it;
+    /// `EPERM` if the QP is another module's.
     pub fn set_context<T: Send + Sync + 'static>(
         &self,
         context: Arc<T>,

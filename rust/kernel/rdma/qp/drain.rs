@@ -18,7 +18,7 @@ use crate::{
     debug,
     deferred::Waiter,
     objects,
-    prelude::*,
+    prelude::internal::*,
     refs,
     trace,
     wr::Refusal, //

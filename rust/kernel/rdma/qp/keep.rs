@@ -3,7 +3,7 @@
 //! The owners that a QP keeps, as no completion gives them back: until the QP was drained or, where
 //! peers of iWARP have a key to their memory, destroyed.
 
-use crate::prelude::*;
+use crate::prelude::internal::*;
 use kernel::sync::SpinLockIrq;
 
 /// An owner that a QP keeps.

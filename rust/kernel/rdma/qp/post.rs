@@ -3,12 +3,27 @@
 //! Posting requests.
 
 use crate::{
-    cqe,
+    cqe::{
+        self,
+        CqeHandler,
+        CqePointer, //
+    },
     debug,
     pd,
-    prelude::*,
+    prelude::internal::*,
+    qp::Qp,
     trace,
-    wr, //
+    wc::{
+        Status,
+        Wc,
+        WcError, //
+    },
+    wr::{
+        self,
+        PostError,
+        RecvWr,
+        SendWr, //
+    }, //
 };
 
 /// Gives back the owner of a request that was not made. Not inlined, as the error would be loaded
@@ -271,6 +286,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// As [`Qp::post_send`], for an owner that has a reference to its QP, which `qp` returns. It is
     /// not cloned in a handler of `wc`, if the QP's sends complete to the CQ of `wc`, which is not
     /// shared; otherwise, as for completions of a [`WcArray`], it is.
+    ///
+    /// [`WcArray`]: crate::cq::WcArray
     ///
     /// # Examples
     ///

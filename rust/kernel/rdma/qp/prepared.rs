@@ -5,7 +5,7 @@
 //! A transfer that is prepared and not posted is no request, so no drain ends it, and what has its
 //! context may be kept by the QP itself: by a table, a ring, an SRQ or the QP's own context.
 
-use crate::prelude::*;
+use crate::prelude::internal::*;
 use kernel::{
     list::{
         impl_list_arc_safe,

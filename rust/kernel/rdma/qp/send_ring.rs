@@ -12,8 +12,13 @@ use super::{
 use crate::{
     context::Context,
     cq,
+    cqe::{
+        CqeHandler,
+        CqePointer, //
+    },
     debug,
-    prelude::*,
+    prelude::internal::*,
+    qp::Qp,
     sync::{
         Spsc,
         KEEPER,
@@ -21,7 +26,10 @@ use crate::{
     },
     trace,
     wc,
-    wr, //
+    wr::{
+        self,
+        PostError, //
+    }, //
 };
 use core::{
     any::type_name,
@@ -47,6 +55,8 @@ use core::{
 /// themselves.
 ///
 /// Documentation/qp.rst has an example.
+///
+/// [`WcArray`]: crate::cq::WcArray
 ///
 /// # Invariants
 ///
@@ -201,7 +211,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     ///
     /// Fails with `EINVAL` if the interval is not between 1 and half of the owners, so that a full
     /// ring waits for half of its owners at most, if there are more than 65,536, or if the QP's
-    /// sends complete to a [shared](Cq::pool_get) CQ; `ENOMEM`.
+    /// sends complete to a [shared](crate::cq::Cq::pool_get) CQ; `ENOMEM`.
     pub fn new<S, R>(qp: &Qp<S, R>, owners: u32, interval: u32, cx: &Sleepable) -> Result<Self>
     where
         S: Provides<<P::Target as CqeHandler<ID>>::Needs>,

@@ -7,7 +7,7 @@
 
 use crate::{
     completion::wait_event,
-    prelude::*, //
+    prelude::internal::*, //
 };
 use core::mem::forget;
 use kernel::sync::{
@@ -203,6 +203,8 @@ pub struct Credit<'a>(&'a SendCredits);
 impl Credit<'_> {
     /// Uses the credit for a message that `post` posts. If that fails the credit is given back. A
     /// [`PostError`] without an owner is to end the connection, as the message may have been sent.
+    ///
+    /// [`PostError`]: crate::wr::PostError
     #[inline]
     pub fn spend<T, E>(self, post: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let posted = post();
@@ -362,6 +364,8 @@ impl Grant<'_> {
     /// Has `post` post the message that grants so many credits. If that fails they are taken back,
     /// for the next message. A [`PostError`] without an owner is to end the connection, as the
     /// message may have been sent.
+    ///
+    /// [`PostError`]: crate::wr::PostError
     #[inline]
     pub fn spend<T, E>(self, post: impl FnOnce(u32) -> Result<T, E>) -> Result<T, E> {
         let posted = post(self.count);

@@ -9,11 +9,31 @@ use crate::{
         Ordering, //
     },
     context::Context,
-    cqe,
+    cqe::{
+        self,
+        Cqe,
+        CqeHandler, //
+    },
+    dma::{
+        Buf,
+        FromDevice, //
+    },
     message::RecvBytes,
-    prelude::*,
-    qp,
-    wc::Success, //
+    pd::Pd,
+    prelude::internal::*,
+    qp::{
+        self,
+        Qp, //
+    },
+    wc::{
+        Success,
+        Wc,
+        WcError, //
+    },
+    wr::{
+        PostError,
+        RecvWr, //
+    }, //
 };
 use core::{
     cell::UnsafeCell,
@@ -26,6 +46,8 @@ use core::{
 /// be disconnected, or its QP drained, and not just dropped. A receive that the device loses is not
 /// flushed; it lets go of both in [`Qp::drain`], unless a message is [kept](Kept), or completions
 /// were polled into a [`WcArray`].
+///
+/// [`WcArray`]: crate::cq::WcArray
 pub trait RecvHandler: Send + Sync + Sized + 'static {
     /// The context that the QP's sends complete in.
     type Send: PollContext;
@@ -46,8 +68,8 @@ pub trait RecvHandler: Send + Sync + Sized + 'static {
     fn failed(self: ArcBorrow<'_, Self>, error: WcError);
 
     /// A receive could not be posted again: end the connection, by
-    /// [`Id::disconnect_later`](cm::Id::disconnect_later) for example. Any context. Not called if
-    /// the driver does not say whether it has refused the receive: it may complete.
+    /// [`Id::disconnect_later`](crate::cm::Id::disconnect_later) for example. Any context. Not
+    /// called if the driver does not say whether it has refused the receive: it may complete.
     fn refused(self: ArcBorrow<'_, Self>, error: Error);
 }
 
@@ -66,13 +88,13 @@ pub trait RecvHandler: Send + Sync + Sized + 'static {
 /// impl RecvHandler for Conn {
 ///     type Send = Softirq;
 ///     type Recv = Softirq;
-///     type Needs = Atomic;
+///     type Needs = context::Atomic;
 ///
 ///     fn qp(&self) -> &Arc<Qp<Softirq>> {
 ///         &self.qp
 ///     }
 ///
-///     fn received(mut message: Received<'_, Self>, _cx: &Atomic) {
+///     fn received(mut message: Received<'_, Self>, _cx: &context::Atomic) {
 ///         let (conn, bytes) = message.open();
 ///         if !matches!(bytes.header::<u8>(), Ok((1, _payload))) {
 ///             conn.id.disconnect_later();
@@ -97,6 +119,8 @@ pub struct RecvRing<'a> {
     /// The PD of the QP.
     pub pd: &'a Pd,
     /// The number of receives: at most [`Caps::recv_wr`] of the QP.
+    ///
+    /// [`Caps::recv_wr`]: crate::qp::Caps::recv_wr
     pub count: u32,
     /// The length of each buffer, in bytes.
     pub len: usize,

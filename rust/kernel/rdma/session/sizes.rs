@@ -3,8 +3,12 @@
 //! The sizes of queues, from what a connection has to do.
 
 use crate::{
-    device::Protocol,
-    prelude::*, //
+    device::{
+        Device,
+        Protocol, //
+    },
+    prelude::internal::*,
+    qp::Caps, //
 };
 
 /// The load of one connection at a time.

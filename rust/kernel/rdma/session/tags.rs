@@ -18,7 +18,7 @@
 //! impl Exchange for Get {
 //!     type Request = Buf<ToDevice>;
 //!     type Reply = Option<u64>;
-//!     type Needs = Atomic;
+//!     type Needs = context::Atomic;
 //!
 //!     /// Both are back, or there is no connection any more.
 //!     fn ended(mut tag: Tag<Self>) {
@@ -60,13 +60,29 @@ use crate::{
     completion::wait_event,
     context::Context,
     cq,
-    cqe,
+    cqe::{
+        self,
+        Cqe,
+        CqeHandler, //
+    },
     debug,
-    mr,
-    prelude::*,
-    qp,
-    wc::Success,
-    wr, //
+    mr::{
+        self,
+        InvWr, //
+    },
+    prelude::internal::*,
+    qp::{
+        self,
+        Qp, //
+    },
+    wc::{
+        Success,
+        Wc, //
+    },
+    wr::{
+        self,
+        PostError, //
+    }, //
 };
 use core::{
     cell::UnsafeCell,
@@ -622,6 +638,8 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 /// If completions of the CQ were ever polled into a [`WcArray`], one whose send has not completed
 /// ends when its completion is dispatched.
 ///
+/// [`WcArray`]: crate::cq::WcArray
+///
 /// # Invariants
 ///
 /// This is invariant in `X`: the parts of an exchange, which are in cells, are types of the trait.
@@ -642,9 +660,9 @@ impl<X: Exchange> Tags<X> {
     /// bits, at most 16, of the number of an exchange.
     ///
     /// Fails with `EINVAL` if both queues of the QP do not complete to one CQ, or that is
-    /// [shared](Cq::pool_get), or if there are 0 or more than 65,536 exchanges, or too many bits;
-    /// `ENOMEM`, as where all exchanges take more than `KMALLOC_MAX_SIZE` (4 MiB): put what is
-    /// large into boxes; or the error of `init`.
+    /// [shared](crate::cq::Cq::pool_get), or if there are 0 or more than 65,536 exchanges, or too
+    /// many bits; `ENOMEM`, as where all exchanges take more than `KMALLOC_MAX_SIZE` (4 MiB): put
+    /// what is large into boxes; or the error of `init`.
     pub fn new<C>(
         qp: &Qp<C>,
         count: u32,
@@ -784,6 +802,8 @@ impl<X: Exchange> Tags<X> {
     /// `wc`. Fails with `EPROTO` if nothing waits for it: the peer does not keep to the protocol;
     /// with the error of [`Tags::close`]; or with `EINVAL` if `wc` is not a completion that the
     /// CQ's poller is handling, as those of a [`WcArray`] or of C's drain of a QP are not.
+    ///
+    /// [`WcArray`]: crate::cq::WcArray
     #[inline]
     pub fn reply<'w>(&'w self, wc: &Success<'w>, id: TagId) -> Result<Reply<'w, X>> {
         let table = &*self.0;
@@ -810,6 +830,8 @@ impl<X: Exchange> Tags<X> {
     /// completion is in a [`WcArray`]. What is posted meanwhile ends in its handler.
     ///
     /// Fails as [`Qp::drain`], and with `EINVAL` if it is another QP.
+    ///
+    /// [`WcArray`]: crate::cq::WcArray
     pub fn reclaim<C: PollContext>(&self, qp: &Qp<C>, cx: &Sleepable) -> Result {
         let table = &*self.0;
         if table.qp != qp.id() {

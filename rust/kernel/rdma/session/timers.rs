@@ -7,8 +7,9 @@ use crate::{
         AtomicUsize,
         Ordering, //
     },
+    client::ClientRef,
     completion::wait_event,
-    prelude::*, //
+    prelude::internal::*, //
 };
 use core::{
     mem::replace,
@@ -264,6 +265,8 @@ impl Backoff {
 /// It is cancelled when it is dropped, but a [`Connector`] that has its `Reconnect` is kept by it
 /// during the attempts: cancel it where the ULP ends, and in [`DeviceData::remove`]. Unloading
 /// waits for it.
+///
+/// [`DeviceData::remove`]: crate::client::DeviceData::remove
 ///
 /// # Examples
 ///
