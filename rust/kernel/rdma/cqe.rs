@@ -246,6 +246,21 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     fn done(this: Self::Pointer, wc: &Wc, cx: &Self::Needs);
 }
 
+/// A [`PollContext`] that provides what the handler `ID` of an owner of type `P` needs, so that
+/// requests of such owners can be posted where they complete in it.
+pub trait Runs<P, const ID: u64 = 0>: Provides<<P::Target as CqeHandler<ID>>::Needs>
+where
+    P: CqePointer<ID>,
+{
+}
+
+impl<C, P, const ID: u64> Runs<P, ID> for C
+where
+    C: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+    P: CqePointer<ID>,
+{
+}
+
 /// The `done` callback of every `Cqe<T, ID>`.
 ///
 /// # Safety

@@ -39,7 +39,8 @@ use crate::{
     cqe::{
         self,
         CqeHandler,
-        CqePointer, //
+        CqePointer,
+        Runs, //
     },
     debug,
     device::Port,
@@ -1080,7 +1081,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        S: Runs<P, ID>,
     {
         let rw = match rw(&owner) {
             Ok(rw) => rw,

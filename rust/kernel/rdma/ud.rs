@@ -18,8 +18,8 @@ use crate::{
     },
     cq::Cq,
     cqe::{
-        CqeHandler,
-        CqePointer, //
+        CqePointer,
+        Runs, //
     },
     pd::Pd,
     prelude::internal::*,
@@ -91,7 +91,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        S: Runs<P, ID>,
     {
         // SAFETY: This is a QP for datagrams, and `S` provides what the handler needs.
         unsafe { self.qp.post_op(owner, wr) }
@@ -107,7 +107,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
-        R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        R: Runs<P, ID>,
     {
         self.qp.post_recv(owner, wr)
     }

@@ -9,8 +9,8 @@ use super::{
 use crate::{
     cqe::{
         self,
-        CqeHandler,
-        CqePointer, //
+        CqePointer,
+        Runs, //
     },
     debug,
     mr,
@@ -399,7 +399,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        S: Runs<P, ID>,
     {
         self.any
             .post_links(owner, false, make)
@@ -435,7 +435,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub fn batch<P, const ID: u64>(&self, owner: P) -> Batch<'_, P, ID>
     where
         P: CqePointer<ID>,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        S: Runs<P, ID>,
     {
         // INVARIANT: The owner is there.
         Batch {

@@ -5,8 +5,8 @@
 use crate::{
     cqe::{
         self,
-        CqeHandler,
-        CqePointer, //
+        CqePointer,
+        Runs, //
     },
     debug,
     pd,
@@ -205,7 +205,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<O::Output, PostError<P>>
     where
         P: CqePointer<ID>,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        S: Runs<P, ID>,
         O: wr::SendOp,
     {
         // SAFETY: A connected QP has these operations, and `S` provides what the handler needs.
@@ -222,7 +222,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
-        R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        R: Runs<P, ID>,
     {
         let recv_pd = self.any.recv_pd;
         let wr = match wr(&owner) {
@@ -326,7 +326,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<O::Output, PostError<P>>
     where
         P: CqePointer<ID>,
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        S: Runs<P, ID>,
         O: wr::SendOp,
     {
         let qp = qp(&owner);
@@ -353,7 +353,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
-        R: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        R: Runs<P, ID>,
     {
         let qp = qp(&owner);
         let (at, qp) = (wc.is_in(qp.any.pollers.1), Arc::as_ptr(qp));

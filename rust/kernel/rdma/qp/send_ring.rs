@@ -14,7 +14,8 @@ use crate::{
     cq,
     cqe::{
         CqeHandler,
-        CqePointer, //
+        CqePointer,
+        Runs, //
     },
     debug,
     prelude::internal::*,
@@ -214,7 +215,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     /// sends complete to a [shared](crate::cq::Cq::pool_get) CQ; `ENOMEM`.
     pub fn new<S, R>(qp: &Qp<S, R>, owners: u32, interval: u32, cx: &Sleepable) -> Result<Self>
     where
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        S: Runs<P, ID>,
         R: PollContext,
     {
         if !(1..=owners / 2).contains(&interval) || owners > 1 << 16 {
@@ -273,7 +274,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
     ) -> Result<(), PostError<P>>
     where
-        S: Provides<<P::Target as CqeHandler<ID>>::Needs>,
+        S: Runs<P, ID>,
         R: PollContext,
     {
         let ring = &*self.ring;
