@@ -274,10 +274,9 @@ impl Conn {
                     return self.reply(answer, FULL);
                 };
                 answer.put = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
-                // `0, false`: no request follows.
-                Ok((self.qp).post_rw::<_, 1, 0, false>(answer, |answer| {
+                Ok((self.qp).post_rw(answer, |answer| {
                     let value = answer.put.as_ref().ok_or(EINVAL)?;
-                    Ok(Rw::read(value, .., remote, cx))
+                    Ok(Rw::read(value, .., remote, cx).done_by::<1>())
                 })?)
             }
             (_, lent) => match store.get(request.key.get()) {
@@ -304,7 +303,7 @@ impl Conn {
         answer.write(&grant, DONE, len, &[])?;
         answer.get = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
         let post = |_| {
-            (self.qp).post_rw::<_, 0, 1, true>(answer, |answer| {
+            (self.qp).post_rw(answer, |answer| {
                 let value = answer.get.as_ref().ok_or(EINVAL)?;
                 Ok(Rw::write(value, .., remote, cx).then(answer.send()?))
             })
@@ -319,7 +318,7 @@ impl Conn {
     }
 
     fn send(&self, answer: Pin<KBox<Answer>>, grant: Grant<'_>) -> Result {
-        let post = |_| (self.qp).post_send::<_, _, 0, 1>(answer, |answer| answer.send());
+        let post = |_| (self.qp).post_send(answer, |answer| answer.send());
         Ok(grant.spend(post)?)
     }
 

@@ -214,8 +214,8 @@ struct Answer {
 
 impl Answer {
     #[inline]
-    fn recv_wr(&self) -> Result<RecvWr<'_>> {
-        Ok(RecvWr::new([self.buf.whole_mut()]))
+    fn recv_wr(&self) -> Result<RecvWr<'_, 1, CAME>> {
+        Ok(RecvWr::new([self.buf.whole_mut()]).done_by())
     }
 
     #[inline]
@@ -233,12 +233,12 @@ impl Answer {
             .get(4..MESSAGE)
             .and_then(|key| key.try_into().ok());
         let key = key.map_or(0, u32::from_le_bytes);
-        let posted = Qp::repost_send::<_, _, SENT, 1>(
+        let posted = Qp::repost_send(
             self,
             wc,
             |answer| &answer.qp,
             |answer| {
-                let send = SendWr::send([answer.buf.whole()]);
+                let send = SendWr::send([answer.buf.whole()]).done_by::<SENT>();
                 Ok(if key == 0 {
                     send
                 } else {
@@ -256,7 +256,7 @@ impl Answer {
         if let Err(e) = wc.result() {
             return self.failed(e.into());
         }
-        let posted = Qp::repost_recv::<_, CAME, 1>(self, wc, |answer| &answer.qp, Self::recv_wr);
+        let posted = Qp::repost_recv(self, wc, |answer| &answer.qp, Self::recv_wr);
         if let Err(e) = posted {
             Self::refused(e);
         }
@@ -311,7 +311,7 @@ fn answer(args: &Args<'_>, b: &End, run: &Arc<Run>, cx: &Sleepable) -> Result {
             qp: qp.clone(),
             run: run.clone(),
         });
-        qp.post_recv::<_, CAME, 1>(Pin::from(answer), Answer::recv_wr)?;
+        qp.post_recv(Pin::from(answer), Answer::recv_wr)?;
     }
     Ok(())
 }

@@ -78,8 +78,8 @@ impl Slot {
         SendWr::rdma_read([self.buf.whole_mut()], of)
     }
 
-    fn wr(&self) -> Result<SendWr<'_>> {
-        Ok(match self.op {
+    fn wr(&self) -> SendWr<'_> {
+        match self.op {
             Op::Send => self.send_wr(),
             Op::Write(to) => self.write_wr(to),
             Op::Read(of) => self.read_wr(of),
@@ -87,16 +87,16 @@ impl Slot {
     }
 
     #[inline]
-    fn recv_wr(&self) -> Result<RecvWr<'_>> {
-        Ok(RecvWr::new([self.buf.whole_mut()]))
+    fn recv_wr(&self) -> Result<RecvWr<'_, 1, ARRIVED>> {
+        Ok(RecvWr::new([self.buf.whole_mut()]).done_by())
     }
 
     /// Begins the first lap of a phase.
     #[inline(never)]
     pub(crate) fn start(self: Pin<KBox<Self>>, qp: &Qp) {
         let posted = match self.op {
-            Op::Read(_) => qp.post_send::<_, _, ARRIVED, 1>(self, Self::wr),
-            _ => qp.post_send::<_, _, SENT, 1>(self, Self::wr),
+            Op::Read(_) => qp.post_send(self, |slot| Ok(slot.wr().done_by::<ARRIVED>())),
+            _ => qp.post_send(self, |slot| Ok(slot.wr().done_by::<SENT>())),
         };
         if let Err(e) = posted {
             Self::refused(e);
@@ -155,7 +155,12 @@ impl Slot {
     ) where
         Self: CqeHandler<ID, Pointer = Pin<KBox<Self>>, Needs = context::Atomic>,
     {
-        let posted = Qp::repost_send::<_, _, ID, 1>(self, wc, |slot| &slot.qp, |slot| Ok(wr(slot)));
+        let posted = Qp::repost_send(
+            self,
+            wc,
+            |slot| &slot.qp,
+            |slot| Ok(wr(slot).done_by::<ID>()),
+        );
         if let Err(e) = posted {
             Self::refused(e);
         }
@@ -167,7 +172,7 @@ impl Slot {
         if let Err(e) = wc.result() {
             return self.failed(e.into());
         }
-        let posted = Qp::repost_recv::<_, ARRIVED, 1>(self, wc, |slot| &slot.qp, Self::recv_wr);
+        let posted = Qp::repost_recv(self, wc, |slot| &slot.qp, Self::recv_wr);
         if let Err(e) = posted {
             Self::refused(e);
         }
@@ -256,7 +261,7 @@ fn fill(
         if n == 0 && times.is_some() {
             run.keep(Owned::Ball(slot));
         } else {
-            qp.post_recv::<_, ARRIVED, 1>(slot, Slot::recv_wr)?;
+            qp.post_recv(slot, Slot::recv_wr)?;
         }
     }
     Ok(())

@@ -55,7 +55,9 @@ impl FastReg {
     /// Registers it for the first time.
     #[inline(never)]
     pub(crate) fn start(self: Pin<KBox<Self>>, qp: &Qp) {
-        let posted = qp.post_send::<_, _, REG, _>(self, |fmr| Ok(RegWr::remote_write(&fmr.region)));
+        let posted = qp.post_send(self, |fmr| {
+            Ok(RegWr::remote_write(&fmr.region).done_by::<REG>())
+        });
         if let Err(e) = posted {
             Self::refused(e);
         }
@@ -63,11 +65,11 @@ impl FastReg {
 
     #[inline(never)]
     fn register_again(self: Pin<KBox<Self>>, wc: &Wc) {
-        let posted = Qp::repost_send::<_, _, REG, _>(
+        let posted = Qp::repost_send(
             self,
             wc,
             |fmr| &fmr.qp,
-            |fmr| Ok(RegWr::remote_write(&fmr.region)),
+            |fmr| Ok(RegWr::remote_write(&fmr.region).done_by::<REG>()),
         );
         if let Err(e) = posted {
             Self::refused(e);
@@ -79,11 +81,11 @@ impl FastReg {
         if let Err(e) = wc.result() {
             return self.fail(e.into());
         }
-        let posted = Qp::repost_send::<_, _, INV, _>(
+        let posted = Qp::repost_send(
             self,
             wc,
             |fmr| &fmr.qp,
-            |fmr| Ok(InvWr::new(&fmr.region)),
+            |fmr| Ok(InvWr::new(&fmr.region).done_by::<INV>()),
         );
         if let Err(e) = posted {
             Self::refused(e);

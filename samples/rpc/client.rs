@@ -118,8 +118,9 @@ impl CqeHandler for Inbox {
             return this.lent.deliver(answer);
         }
         let (qp, lent) = (this.qp.clone(), this.lent.clone());
-        if let Err(e) = qp.post_send::<_, _, 1, _>(this, |inbox| Ok(InvWr::new(&inbox.lent.region)))
-        {
+        if let Err(e) = qp.post_send(this, |inbox| {
+            Ok(InvWr::new(&inbox.lent.region).done_by::<1>())
+        }) {
             lent.deliver(Err(e.error()));
         }
     }
@@ -206,7 +207,7 @@ impl Caller {
             qp: self.qp.clone(),
         };
         let inbox = KBox::pin(inbox, GFP_KERNEL)?;
-        (self.qp).post_recv::<_, 0, 1>(inbox, |inbox| Ok(RecvWr::new([inbox.buf.whole_mut()])))?;
+        (self.qp).post_recv(inbox, |inbox| Ok(RecvWr::new([inbox.buf.whole_mut()])))?;
         let mut buf = Buf::<ToDevice>::alloc(&self.pd, CALL, cx)?;
         buf.cpu().copy_from_slice(call);
         Ok(Op::<(), _>::new(buf, (), cx)?.send(&self.qp, 0..CALL)?)

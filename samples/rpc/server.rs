@@ -251,11 +251,13 @@ fn begin(mut slot: Slot<Request>, wc: &Success<'_>, qp: &ServerQp, cx: &Sleepabl
     if call.op == GET {
         slot.conclude(&call)?;
         // The data arrive first: the queue keeps its order.
-        return Ok(qp.post_rw::<_, 1, 1, true>(slot, |slot| {
-            Ok(Rw::write(&slot.data, range, data, cx).then(slot.answer(&call)?))
+        return Ok(qp.post_rw(slot, |slot| {
+            Ok(Rw::write(&slot.data, range, data, cx)
+                .then(slot.answer(&call)?)
+                .done_by::<1>())
         })?);
     }
-    Ok(qp.post_rw::<_, 0, 0, false>(slot, |slot| Ok(Rw::read(&slot.data, range, data, cx)))?)
+    Ok(qp.post_rw(slot, |slot| Ok(Rw::read(&slot.data, range, data, cx)))?)
 }
 
 impl CqeHandler for Request {
@@ -268,7 +270,7 @@ impl CqeHandler for Request {
             return;
         };
         let posted = slot.conclude(&call).and_then(|()| {
-            Ok((connection.qp).post_send::<_, _, 1, 1>(slot, |slot| slot.answer(&call))?)
+            Ok((connection.qp).post_send(slot, |slot| Ok(slot.answer(&call)?.done_by::<1>()))?)
         });
         if posted.is_err() {
             connection.end_later();

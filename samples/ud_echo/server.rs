@@ -117,7 +117,7 @@ struct Echo {
 fn receive(echo: Pin<KBox<Echo>>) {
     let server = echo.server.clone();
     // If the QP refuses the buffer, it is freed.
-    let _ = (server.qp).post_recv::<_, 0, 1>(echo, |e| Ok(RecvWr::new([e.buf.whole_mut()])));
+    let _ = (server.qp).post_recv(echo, |e| Ok(RecvWr::new([e.buf.whole_mut()])));
 }
 
 impl Echo {
@@ -146,9 +146,9 @@ impl CqeHandler for Echo {
             return receive(this);
         };
         let server = this.server.clone();
-        let sent = server.qp.post_send::<_, 1, 1>(this, |e| {
+        let sent = server.qp.post_send(this, |e| {
             let (sge, to) = (e.buf.sge(HEADER..end)?, e.to.as_ref());
-            Ok(UdWr::new([sge], to.ok_or(EINVAL)?, qpn, QKEY))
+            Ok(UdWr::new([sge], to.ok_or(EINVAL)?, qpn, QKEY).done_by::<1>())
         });
         if let Some(echo) = sent.err().and_then(|refused| refused.owner) {
             receive(echo);

@@ -390,12 +390,12 @@ pub(crate) mod region {
 
         /// Registers the memory, under a new key.
         pub(crate) fn open(self: &Arc<Self>, qp: &Qp<Workqueue>) -> Result<Remote> {
-            Ok(qp.post_send::<_, _, 0, 0>(self.clone(), |w| Ok(RegWr::remote_write(&w.region)))?)
+            Ok(qp.post_send(self.clone(), |w| Ok(RegWr::remote_write(&w.region)))?)
         }
 
         /// Invalidates the key, and waits for that.
         pub(crate) fn close(self: &Arc<Self>, qp: &Qp<Workqueue>, cx: &Sleepable) -> Result {
-            qp.post_send::<_, _, 1, 0>(self.clone(), |w| Ok(InvWr::new(&w.region)))?;
+            qp.post_send(self.clone(), |w| Ok(InvWr::new(&w.region).done_by::<1>()))?;
             self.closed.wait(cx)?
         }
 

@@ -115,6 +115,8 @@ impl CqeHandler<1> for Command {
 }
 
 fn command(qp: &Qp<Softirq>, command: &Arc<Command>) -> Result {
-    qp.post_send::<_, _, 1, 1>(command.clone(), |c| Ok(SendWr::send([c.buf.whole()])))?;
+    qp.post_send(command.clone(), |c| {
+        Ok(SendWr::send([c.buf.whole()]).done_by::<1>())
+    })?;
     Ok(())
 }

@@ -103,7 +103,7 @@ fn complete<C: Polled, T: Send + Unpin + 'static>(
     for _ in 0..n {
         link.b
             .qp
-            .post_recv::<_, 0, 0>(fates.owner::<T>()?, |_| Ok(RecvWr::new([])))?;
+            .post_recv(fates.owner::<T>()?, |_| Ok(RecvWr::new([])))?;
     }
     messages(link, n)
 }
@@ -270,7 +270,7 @@ fn drains_meanwhile<C: Polled + CallerPolled>() -> Result {
     for _ in 0..N {
         link.b
             .qp
-            .post_recv::<_, 0, 0>(fates.owner::<u8>()?, |_| Ok(RecvWr::new([])))?;
+            .post_recv(fates.owner::<u8>()?, |_| Ok(RecvWr::new([])))?;
     }
     let drained = link.b.qp.drain(&link.env.cx);
     ended.up();
@@ -462,7 +462,7 @@ mod tests {
         for _ in 0..3 {
             link.b
                 .qp
-                .post_recv::<_, 0, 0>(shared.clone(), |_| Ok(RecvWr::new([])))?;
+                .post_recv(shared.clone(), |_| Ok(RecvWr::new([])))?;
         }
         link.a.id.disconnect(&link.env.cx)?;
         let mut taken = 0;
@@ -507,11 +507,9 @@ mod tests {
         }
         let nowhere = Remote { addr: 0, rkey: 0 };
         for _ in 0..N {
-            link.a
-                .qp
-                .post_send::<_, _, 0, 0>(fates.owner::<u8>()?, |_| {
-                    Ok(SendWr::rdma_write([], nowhere))
-                })?;
+            link.a.qp.post_send(fates.owner::<u8>()?, |_| {
+                Ok(SendWr::rdma_write([], nowhere))
+            })?;
         }
         wait(|| threads.get() == 2)?;
         check_eq!(taken.get(), N);
@@ -537,11 +535,9 @@ mod tests {
         }
         let nowhere = Remote { addr: 0, rkey: 0 };
         for _ in 0..N {
-            link.a
-                .qp
-                .post_send::<_, _, 0, 0>(fates.owner::<u8>()?, |_| {
-                    Ok(SendWr::rdma_write([], nowhere))
-                })?;
+            link.a.qp.post_send(fates.owner::<u8>()?, |_| {
+                Ok(SendWr::rdma_write([], nowhere))
+            })?;
         }
         wait(|| threads.get() == 2)?;
         check_eq!(fates.both(), (N, N));

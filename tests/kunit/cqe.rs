@@ -101,9 +101,7 @@ mod tests {
     fn counted_owner_comes_back_once() -> Result {
         let (link, gone) = (Link::<Softirq>::new()?, Counter::new()?);
         let twin = Twin::new(&gone)?;
-        link.b
-            .qp
-            .post_recv::<_, 0, 0>(twin.clone(), |_| Ok(RecvWr::new([])))?;
+        link.b.qp.post_recv(twin.clone(), |_| Ok(RecvWr::new([])))?;
         send_nothing(&link)?;
         link.wait(|| twin.firsts.get() == 1)?;
         link.b.qp.drain(&link.env.cx)?;
@@ -118,7 +116,7 @@ mod tests {
         let (link, gone) = (Link::<Softirq>::new()?, Counter::new()?);
         link.b
             .qp
-            .post_recv::<_, 0, 0>(Twin::new(&gone)?, |_| Ok(RecvWr::new([])))?;
+            .post_recv(Twin::new(&gone)?, |_| Ok(RecvWr::new([])))?;
         check_eq!(gone.get(), 0);
         send_nothing(&link)?;
         link.wait(|| gone.get() == 1)
@@ -130,10 +128,8 @@ mod tests {
         let twin = Twin::new(&gone)?;
         link.b
             .qp
-            .post_recv::<_, 1, 0>(twin.clone(), |_| Ok(RecvWr::new([])))?;
-        link.b
-            .qp
-            .post_recv::<_, 0, 0>(twin.clone(), |_| Ok(RecvWr::new([])))?;
+            .post_recv(twin.clone(), |_| Ok(RecvWr::new([]).done_by::<1>()))?;
+        link.b.qp.post_recv(twin.clone(), |_| Ok(RecvWr::new([])))?;
         send_nothing(&link)?;
         link.wait(|| twin.seconds.get() == 1)?;
         check_eq!(twin.firsts.get(), 0);
@@ -145,16 +141,38 @@ mod tests {
     }
 
     #[test]
+    fn requests_complete_to_the_handler_that_they_name() -> Result {
+        let (link, gone) = (Link::<Softirq>::new()?, Counter::new()?);
+        let (twin, qp) = (Twin::new(&gone)?, &link.a.qp);
+        qp.post_send(twin.clone(), |_| Ok(SendWr::send([]).done_by::<1>()))?;
+        qp.post_chain(twin.clone(), |_, chain: &mut Chain<'_, 2, 0, 1>| {
+            chain.push(SendWr::send([]))?;
+            chain.push(SendWr::send([]))
+        })?;
+        let mut batch = qp.batch(twin.clone());
+        batch.post(|_, chain: &mut Chain<'_, 1, 0, 1>| chain.push(SendWr::send([])))?;
+        batch.finish(|_, chain: &mut Chain<'_, 1, 0, 1>| chain.push(SendWr::send([])))?;
+        let mut batch = qp.batch(twin.clone());
+        batch.finish(|_, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([])))?;
+        qp.post_chain(twin.clone(), |_, chain: &mut Chain<'_, 1>| {
+            chain.push(SendWr::send([]))
+        })?;
+        qp.drain(&link.env.cx)?;
+        check_eq!(twin.firsts.get(), 2);
+        check_eq!(twin.seconds.get(), 3);
+        drop(twin);
+        crate::fixture::wait(|| gone.get() == 1)
+    }
+
+    #[test]
     fn one_owner_in_many_requests() -> Result {
         let (link, gone) = (Link::<Softirq>::new()?, Counter::new()?);
         let twin = Twin::new(&gone)?;
         for _ in 0..4 {
+            link.b.qp.post_recv(twin.clone(), |_| Ok(RecvWr::new([])))?;
             link.b
                 .qp
-                .post_recv::<_, 0, 0>(twin.clone(), |_| Ok(RecvWr::new([])))?;
-            link.b
-                .qp
-                .post_recv::<_, 1, 0>(twin.clone(), |_| Ok(RecvWr::new([])))?;
+                .post_recv(twin.clone(), |_| Ok(RecvWr::new([]).done_by::<1>()))?;
         }
         link.b.qp.drain(&link.env.cx)?;
         check_eq!(twin.firsts.get(), 4);
@@ -169,12 +187,13 @@ mod tests {
         let (link, right) = (Link::<Softirq>::new()?, Counter::new()?);
         let large = Large {
             bytes: [0x5a; 512],
-            link.b.qp.post_recv(twin.clone(), |_| Ok(RecvWr::new([])))?;
             right: right.clone(),
             cqe: Cqe::new(),
         };
         let large = KBox::pin(large, GFP_KERNEL)?;
-        link.b.qp.post_recv(large, |_| Ok(RecvWr::new([])))?;
+        link.b
+            .qp
+            .post_recv(large, |_| Ok(RecvWr::new([]).done_by::<77>()))?;
         send_nothing(&link)?;
         link.wait(|| right.get() == 1)
     }

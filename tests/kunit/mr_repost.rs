@@ -41,14 +41,23 @@ impl<C: Polled> CqeHandler<REG> for Turns<C> {
             this.right.up();
         }
         // Only what is idle can be registered.
-        let posted = Qp::repost_send::<_, _, REG, _>(this, wc, |t| &t.qp, |t| Ok(both(&t.region)));
+        let posted = Qp::repost_send(
+            this,
+            wc,
+            |t| &t.qp,
+            |t| Ok(both(&t.region).done_by::<REG>()),
+        );
         let Err(e) = posted else { return };
         let error = e.error();
         let Some(this) = e.owner.filter(|_| error == EBUSY) else {
             return;
         };
-        let posted =
-            Qp::repost_send::<_, _, INV, _>(this, wc, |t| &t.qp, |t| Ok(InvWr::new(&t.region)));
+        let posted = Qp::repost_send(
+            this,
+            wc,
+            |t| &t.qp,
+            |t| Ok(InvWr::new(&t.region).done_by::<INV>()),
+        );
         if let Some(this) = posted.err().and_then(|e| e.owner) {
             this.over.up();
         }
@@ -70,14 +79,23 @@ impl<C: Polled> CqeHandler<INV> for Turns<C> {
             return;
         }
         // Only what is registered can be invalidated.
-        let posted =
-            Qp::repost_send::<_, _, INV, _>(this, wc, |t| &t.qp, |t| Ok(InvWr::new(&t.region)));
+        let posted = Qp::repost_send(
+            this,
+            wc,
+            |t| &t.qp,
+            |t| Ok(InvWr::new(&t.region).done_by::<INV>()),
+        );
         let Err(e) = posted else { return };
         let error = e.error();
         let Some(this) = e.owner.filter(|_| error == EBUSY) else {
             return;
         };
-        let posted = Qp::repost_send::<_, _, REG, _>(this, wc, |t| &t.qp, |t| Ok(both(&t.region)));
+        let posted = Qp::repost_send(
+            this,
+            wc,
+            |t| &t.qp,
+            |t| Ok(both(&t.region).done_by::<REG>()),
+        );
         if let Some(this) = posted.err().and_then(|e| e.owner) {
             this.over.up();
         }
@@ -112,7 +130,7 @@ fn many<C: Polled>() -> Result {
     let turns = turns(&link.env, &link, 300, &counts)?;
     link.a
         .qp
-        .post_send::<_, _, REG, _>(turns, |t| Ok(both(&t.region)))?;
+        .post_send(turns, |t| Ok(both(&t.region).done_by::<REG>()))?;
     let ended = goes_on(&link, &counts);
     // If it has not ended it has the QP still: until it was flushed in each of its turns.
     link.a.qp.drain(&link.env.cx)?;
@@ -163,7 +181,7 @@ mod tests {
         link.a.qp.drain(&link.env.cx)?;
         link.a
             .qp
-            .post_send::<_, _, REG, _>(turns, |t| Ok(both(&t.region)))?;
+            .post_send(turns, |t| Ok(both(&t.region).done_by::<REG>()))?;
         wait(|| counts[1].get() == 1)?;
         check_eq!(counts[0].get(), 0);
         Ok(())

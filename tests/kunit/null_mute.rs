@@ -206,24 +206,20 @@ mod tests {
             Ok(KBox::pin(own, GFP_KERNEL)?)
         };
         expect_leak();
-        is_kept(
-            null.a
-                .post_send::<_, _, 0, _>(own()?, |o| Ok(both(&o.region))),
-        )?;
+        is_kept(null.a.post_send(own()?, |o| Ok(both(&o.region))))?;
         null.wait(|| registered.get() == 1)?;
         check_eq!(gone.get(), 1);
 
         null.inject(Injection::Lapse { after: 1, errno: 5 })?;
         let mut batch = WcArray::<4>::new();
-        null.a
-            .post_send::<_, _, 0, _>(own()?, |o| Ok(both(&o.region)))?;
+        null.a.post_send(own()?, |o| Ok(both(&o.region)))?;
         null.cq.poll(&mut batch)?;
         let completion = batch.completions().next().ok_or(EIO)?;
         let (own, _) = completion.take::<Own, 0>().map_err(|_| EIO)?;
         expect_leak();
         is_kept(
             null.a
-                .post_send::<_, _, 1, _>(own, |o| Ok(InvWr::new(&o.region))),
+                .post_send(own, |o| Ok(InvWr::new(&o.region).done_by::<1>())),
         )?;
         null.wait(|| idle.get() == 1)?;
         check_eq!(gone.get(), 2);

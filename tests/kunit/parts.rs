@@ -52,8 +52,10 @@ impl Request {
 
     /// Posts both parts, and keeps neither.
     fn ask(self: Arc<Self>, qp: &Qp<Direct>) -> Result {
-        qp.post_recv::<_, 1, 1>(self.clone(), |r| Ok(RecvWr::new([r.answer.whole_mut()])))?;
-        qp.post_send::<_, _, 0, 1>(self, |r| Ok(SendWr::send([r.question.whole()])))?;
+        qp.post_recv(self.clone(), |r| {
+            Ok(RecvWr::new([r.answer.whole_mut()]).done_by::<1>())
+        })?;
+        qp.post_send(self, |r| Ok(SendWr::send([r.question.whole()])))?;
         Ok(())
     }
 

@@ -86,7 +86,7 @@ impl<C: Polls> CqeHandler<0> for Beat<C> {
         if !this.goes_on(wc) {
             return;
         }
-        let posted = Qp::repost_send::<_, _, 0, 1>(
+        let posted = Qp::repost_send(
             this,
             wc,
             |beat| beat.peer.as_ref().unwrap_or(&beat.qp),
@@ -106,11 +106,11 @@ impl<C: Polls> CqeHandler<1> for Beat<C> {
         if !this.goes_on(wc) {
             return;
         }
-        let posted = Qp::repost_recv::<_, 1, 1>(
+        let posted = Qp::repost_recv(
             this,
             wc,
             |beat| &beat.qp,
-            |beat| Ok(RecvWr::new([beat.buf.whole_mut()])),
+            |beat| Ok(RecvWr::new([beat.buf.whole_mut()]).done_by::<1>()),
         );
         if let Some(beat) = posted.err().and_then(|e| e.owner) {
             beat.refused.up();
@@ -170,7 +170,7 @@ impl<C: Polls> Asks<C> {
             return;
         }
         let posted = match this.queues {
-            Queues::Send => Qp::repost_send::<_, _, 0, 0>(
+            Queues::Send => Qp::repost_send(
                 this,
                 wc,
                 |asks| &asks.qp,
@@ -179,13 +179,13 @@ impl<C: Polls> Asks<C> {
                     Ok(SendWr::send([]))
                 },
             ),
-            Queues::Recv | Queues::SendThenRecv => Qp::repost_recv::<_, 1, 0>(
+            Queues::Recv | Queues::SendThenRecv => Qp::repost_recv(
                 this,
                 wc,
                 |asks| &asks.qp,
                 |asks| {
                     asks.ask();
-                    Ok(RecvWr::new([]))
+                    Ok(RecvWr::new([]).done_by::<1>())
                 },
             ),
         };
@@ -244,11 +244,11 @@ fn is_counted_by<C: Polls>(
     inject(Injection::Hold { count: 1 })?;
     match queues {
         Queues::Recv => {
-            qp.post_recv::<_, 1, 0>(asks, |_| Ok(RecvWr::new([])))?;
+            qp.post_recv(asks, |_| Ok(RecvWr::new([]).done_by::<1>()))?;
             inject(Injection::Fail)?;
         }
         Queues::Send | Queues::SendThenRecv => {
-            qp.post_send::<_, _, 0, 0>(asks, |_| Ok(SendWr::send([])))?;
+            qp.post_send(asks, |_| Ok(SendWr::send([])))?;
         }
     }
     drop(qp);
@@ -297,7 +297,7 @@ fn sends_on<C: Polls>(rounds: u32, cq: impl FnOnce(&Env) -> Result<Cq<C>>) -> Re
     let qp = lone(&null, &cq)?;
     for _ in 0..2 {
         let beat = Beat::new(&null.env, &qp, rounds, &counts)?;
-        qp.post_send::<_, _, 0, 1>(beat, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
+        qp.post_send(beat, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
     }
     drop(qp);
     poll_until(&cq, || counts.gone.get() == 2)?;
@@ -352,7 +352,7 @@ mod tests {
             let (qp, other) = (lone(&null, &cqs[0])?, lone(&null, &cqs[1])?);
             let mut beat = Beat::new(&null.env, &qp, 1, &counts)?;
             beat.peer = Some(other);
-            qp.post_send::<_, _, 0, 1>(beat, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
+            qp.post_send(beat, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
             drop(qp);
             wait(|| counts.gone.get() == n && null.dev.objects()[1] == 0)?;
         }
@@ -373,11 +373,13 @@ mod tests {
         // Two, as a handler counts before it posts its own again.
         for _ in 0..2 {
             let beat = Beat::new(&null.env, &b, 5, &counts)?;
-            b.post_recv::<_, 1, 1>(beat, |beat| Ok(RecvWr::new([beat.buf.whole_mut()])))?;
+            b.post_recv(beat, |beat| {
+                Ok(RecvWr::new([beat.buf.whole_mut()]).done_by::<1>())
+            })?;
         }
         for n in 1..=5 {
             let message = Beat::new(&null.env, &a, 0, &counts)?;
-            a.post_send::<_, _, 0, 1>(message, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
+            a.post_send(message, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
             wait(|| counts.done.get() == n)?;
         }
         check_eq!(counts.refused.get(), 0);
@@ -465,7 +467,7 @@ mod tests {
         };
         null.dev.inject_qp(qp.num(), refuse)?;
         let beat = Beat::new(&null.env, &qp, 10, &counts)?;
-        qp.post_send::<_, _, 0, 1>(beat, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
+        qp.post_send(beat, |beat| Ok(SendWr::send([beat.buf.whole()])))?;
         wait(|| counts.gone.get() == 1)?;
         check_eq!(counts.refused.get(), 1);
         check_eq!(counts.done.get(), 3);

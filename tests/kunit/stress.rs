@@ -91,7 +91,7 @@ impl<C: Polled> Round<C> {
         }
         let posted = run
             .from
-            .post_send::<_, _, 0, 1>(self, |m| Ok(SendWr::send([m.buf.sge(0..64)?])));
+            .post_send(self, |m| Ok(SendWr::send([m.buf.sge(0..64)?])));
         if posted.is_err() {
             run.wrong.add(1, Relaxed);
         }
@@ -99,9 +99,9 @@ impl<C: Polled> Round<C> {
 
     fn recv(self: Pin<KBox<Self>>) {
         let run = self.run.clone();
-        let posted = run
-            .to
-            .post_recv::<_, 1, 1>(self, |m| Ok(RecvWr::new([m.buf.sge_mut(0..64)?])));
+        let posted = run.to.post_recv(self, |m| {
+            Ok(RecvWr::new([m.buf.sge_mut(0..64)?]).done_by::<1>())
+        });
         if posted.is_err() {
             run.wrong.add(1, Relaxed);
         }

@@ -142,7 +142,7 @@ impl<C: Way> CqeHandler<0> for Staged<C> {
         }
         let qp = this.qp.clone();
         this.life.post();
-        let posted = qp.post_rw::<_, 1, 0, false>(this, |o| Ok(Rw::prepared(&o.data)));
+        let posted = qp.post_rw(this, |o| Ok(Rw::prepared(&o.data).done_by::<1>()));
         if let Err(e) = posted {
             refused(e, |o| &o.life);
         }
@@ -171,7 +171,7 @@ pub(crate) fn staged<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let staged = KBox::pin(staged, GFP_KERNEL)?;
     qp.prepare_rw(Rw::write(&staged.data, .., remote, t.cx))?;
     staged.life.post();
-    qp.post_send::<_, _, 0, 0>(staged, |_| Ok(SendWr::rdma_write([], NOWHERE)))
+    qp.post_send(staged, |_| Ok(SendWr::rdma_write([], NOWHERE)))
         .map_err(|e| refused(e, |o| &o.life))
 }
 

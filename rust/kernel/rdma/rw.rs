@@ -108,18 +108,19 @@ struct Extents {
     dir: bindings::dma_data_direction,
 }
 
-/// A transfer between a [`Ctx`] and a peer; if `THEN`, with a request of `N` entries behind it.
+/// A transfer between a [`Ctx`] and a peer, with or without a request of up to `N` entries behind
+/// it. It completes to the handler `ID` of its owner.
 ///
 /// As the token that [`Rw::read`] and [`Rw::write`] are called with, it stays in its thread.
 ///
 /// # Invariants
 ///
 /// If there are `extents`, the current task may sleep.
-pub struct Rw<'a, const N: usize = 0, const THEN: bool = false> {
+pub struct Rw<'a, const N: usize = 0, const ID: u64 = 0> {
     ctx: &'a RawCtx,
     /// `None` if the context was prepared.
     extents: Option<Extents>,
-    /// Some if `THEN`, and only then.
+    /// What follows, if anything.
     then: Option<wr::SendWr<'a, N>>,
     _thread: NotThreadSafe,
 }
@@ -189,12 +190,12 @@ impl<'a> Rw<'a> {
     /// # use rdma::{prelude::*, rw::{Ctx, Rw}};
     /// type Answer = (Ctx<ToDevice>, Buf<ToDevice>);
     ///
-    /// fn answer<'a>((data, msg): &'a Answer, to: Remote, cx: &Sleepable) -> Rw<'a, 1, true> {
+    /// fn answer<'a>((data, msg): &'a Answer, to: Remote, cx: &Sleepable) -> Rw<'a, 1> {
     ///     Rw::write(data, .., to, cx).then(SendWr::send([msg.whole()]))
     /// }
     /// ```
     #[inline]
-    pub fn then<const N: usize>(self, wr: wr::SendWr<'a, N>) -> Rw<'a, N, true> {
+    pub fn then<const N: usize>(self, wr: wr::SendWr<'a, N>) -> Rw<'a, N> {
         // INVARIANT: `self` has not left the thread that it was made in.
         Rw {
             ctx: self.ctx,
@@ -212,6 +213,21 @@ impl<'a> Rw<'a> {
             ctx: &ctx.raw,
             extents: None,
             then: None,
+            _thread: NotThreadSafe,
+        }
+    }
+}
+
+impl<'a, const N: usize> Rw<'a, N> {
+    /// Names the handler of the owner that the transfer completes to: see
+    /// [`SendWr::done_by`](wr::SendWr::done_by).
+    #[inline]
+    pub fn done_by<const ID: u64>(self) -> Rw<'a, N, ID> {
+        // INVARIANT: `self` has not left the thread that it was made in.
+        Rw {
+            ctx: self.ctx,
+            extents: self.extents,
+            then: self.then,
             _thread: NotThreadSafe,
         }
     }
@@ -1074,10 +1090,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// that iWARP does not have. A transfer that was prepared is to be prepared again then, unless
     /// it was `rw` that failed, or the request that follows.
     #[inline]
-    pub fn post_rw<P, const ID: u64, const N: usize, const THEN: bool>(
+    pub fn post_rw<P, const ID: u64, const N: usize>(
         &self,
         owner: P,
-        rw: impl for<'a> FnOnce(&'a P::Target) -> Result<Rw<'a, N, THEN>>,
+        rw: impl for<'a> FnOnce(&'a P::Target) -> Result<Rw<'a, N, ID>>,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
@@ -1091,7 +1107,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let mut raw = MaybeUninit::<bindings::ib_rdma_wr>::uninit();
         let mut sges = MaybeUninit::uninit();
         let then = match rw.then {
-            Some(then) if THEN => {
+            Some(then) => {
                 let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
                 // SAFETY: The owner keeps the memory of the request, which `rw` has borrowed from
                 // it, until it completes. The operation is an `RdmaOp`, which has nothing to undo.
@@ -1102,7 +1118,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 }
                 raw.cast()
             }
-            _ => ptr::null_mut(),
+            None => ptr::null_mut(),
         };
         let user = owner.into_cqe(cqe::Sealed(()));
         let begin = |extents| {

@@ -87,7 +87,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     pub fn post_send<P, const ID: u64, const N: usize>(
         &self,
         owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<UdWr<'a, N>>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<UdWr<'a, N, ID>>,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
@@ -103,7 +103,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     pub fn post_recv<P, const ID: u64, const N: usize>(
         &self,
         owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N, ID>>,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
@@ -159,7 +159,7 @@ impl<'a> Datagram<'a> {
 
 /// A datagram to be sent, with `N` scatter/gather entries, as `struct ib_ud_wr`. All requests are
 /// signaled: their owner comes back when they complete. The datagram may be lost.
-pub type UdWr<'a, const N: usize = 1> = SendWr<'a, N, UdOp>;
+pub type UdWr<'a, const N: usize = 1, const ID: u64 = 0> = SendWr<'a, N, UdOp, ID>;
 
 /// The operation of a [`UdWr`].
 pub struct UdOp {

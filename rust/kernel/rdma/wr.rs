@@ -289,7 +289,8 @@ pub(crate) unsafe fn end(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_c
 }
 
 /// A request for the send queue, with up to `N` scatter/gather entries, to do what `O` says. One
-/// that is posted by itself is signaled: its owner comes back when it completes.
+/// that is posted by itself is signaled: when it completes, the handler `ID` of its owner gets that
+/// back. That is handler 0, unless [`SendWr::done_by`] names another one.
 ///
 /// # Examples
 ///
@@ -300,7 +301,7 @@ pub(crate) unsafe fn end(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_c
 ///     SendWr::send([note.whole()]).fenced().solicited()
 /// }
 /// ```
-pub struct SendWr<'a, const N: usize = 1, O = RdmaOp> {
+pub struct SendWr<'a, const N: usize = 1, O = RdmaOp, const ID: u64 = 0> {
     pub(crate) sges: SgeList<Sge<'a>, N>,
     pub(crate) op: O,
 }
@@ -389,7 +390,47 @@ mod private {
 /// A request that is prepared, and what [`Op::prepare`] has returned.
 type Prepared<O, const N: usize> = (SendWr<'static, N, O>, (<O as Op>::Output, <O as Op>::Undo));
 
-impl<'a, const N: usize, O: Op> SendWr<'a, N, O> {
+impl<'a, const N: usize, O> SendWr<'a, N, O> {
+    /// Names the handler of the owner that the request completes to, by the `ID` of its
+    /// [`CqeHandler`] (`wr_cqe`).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::prelude::*;
+    /// #[derive(HasCqe)]
+    /// struct Command {
+    ///     answered: Cqe<Self>,
+    ///     sent: Cqe<Self, 1>,
+    ///     buf: Buf<ToDevice>,
+    ///     answer: Buf<FromDevice>,
+    /// }
+    /// # impl CqeHandler for Command {
+    /// #     type Pointer = Arc<Self>;
+    /// #     type Needs = context::Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &context::Atomic) {}
+    /// # }
+    /// # impl CqeHandler<1> for Command {
+    /// #     type Pointer = Arc<Self>;
+    /// #     type Needs = context::Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &context::Atomic) {}
+    /// # }
+    ///
+    /// fn issue(qp: &Qp<Softirq>, command: Arc<Command>) -> Result {
+    ///     qp.post_recv(command.clone(), |c| Ok(RecvWr::new([c.answer.whole_mut()])))?;
+    ///     Ok(qp.post_send(command, |c| {
+    ///         Ok(SendWr::send([c.buf.whole()]).done_by::<1>())
+    ///     })?)
+    /// }
+    /// ```
+    #[inline]
+    pub fn done_by<const ID: u64>(self) -> SendWr<'a, N, O, ID> {
+        let Self { sges, op } = self;
+        SendWr { sges, op }
+    }
+}
+
+impl<'a, const N: usize, O: Op, const ID: u64> SendWr<'a, N, O, ID> {
     /// Checks that the request is one for the QP of `target`, prepares what it changes, and forgets
     /// how long what it refers to lives.
     ///
@@ -520,6 +561,9 @@ impl<'a, const N: usize> SendWr<'a, N> {
         let opcode = bindings::ib_wr_opcode_IB_WR_RDMA_READ;
         Self::rdma(opcode, SgeList { sges, len }, Some(remote))
     }
+}
+
+impl<const N: usize, const ID: u64> SendWr<'_, N, RdmaOp, ID> {
     /// Adds immediate data, in host byte order, to a message or an RDMA WRITE
     /// (`IB_WR_SEND_WITH_IMM`, `IB_WR_RDMA_WRITE_WITH_IMM`). An RDMA READ carries none; it stays as
     /// it is. iWARP has none: posting such a request there is `EOPNOTSUPP`.
@@ -673,8 +717,9 @@ impl<'a> AtomicWr<'a> {
     }
 }
 
-/// A request for the receive queue, with up to `N` scatter entries.
-pub struct RecvWr<'a, const N: usize = 1> {
+/// A request for the receive queue, with up to `N` scatter entries, which completes to the handler
+/// `ID` of its owner.
+pub struct RecvWr<'a, const N: usize = 1, const ID: u64 = 0> {
     sges: SgeList<SgeMut<'a>, N>,
 }
 
@@ -686,6 +731,14 @@ impl<'a, const N: usize> RecvWr<'a, N> {
         Self { sges }
     }
 
+    /// Names the handler of the owner: see [`SendWr::done_by`].
+    #[inline]
+    pub fn done_by<const ID: u64>(self) -> RecvWr<'a, N, ID> {
+        RecvWr { sges: self.sges }
+    }
+}
+
+impl<const N: usize, const ID: u64> RecvWr<'_, N, ID> {
     /// Returns whether all entries are of this PD.
     #[inline]
     pub(crate) fn is_of(&self, pd: pd::Id) -> bool {

@@ -89,15 +89,16 @@ struct Links<const SGES: usize> {
     len: usize,
 }
 
-/// A chain of up to `LINKS` requests of up to `SGES` entries each, which is being made. All are on
-/// the stack: a chain of more than 4 KiB, as 24 requests of one entry, does not compile.
+/// A chain of up to `LINKS` requests of up to `SGES` entries each, which is being made. The last
+/// request completes to the handler `ID` of their owner. All are on the stack: a chain of more than
+/// 4 KiB, as 24 requests of one entry, does not compile.
 ///
 /// See [`Qp::post_chain`].
 ///
 /// # Invariants
 ///
 /// `links` has `LINKS` slots.
-pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1> {
+pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1, const ID: u64 = 0> {
     links: Links<SGES>,
     /// Set if there is an RDMA READ among them, or was one among those that were posted before.
     pub(super) reads: bool,
@@ -170,7 +171,7 @@ impl<const SGES: usize> Links<SGES> {
     }
 }
 
-impl<'a, const LINKS: usize, const SGES: usize> Chain<'a, LINKS, SGES> {
+impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, SGES, ID> {
     /// Calls `make` to add requests, which are made of memory of `owner`.
     ///
     /// # Safety
@@ -395,7 +396,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub fn post_chain<P, const ID: u64, const LINKS: usize, const SGES: usize>(
         &self,
         owner: P,
-        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
+        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES, ID>) -> Result,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
@@ -455,7 +456,7 @@ impl AnyQp {
         &self,
         owner: P,
         reads: bool,
-        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
+        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES, ID>) -> Result,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
@@ -570,7 +571,7 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
     #[inline]
     pub fn post<const LINKS: usize, const SGES: usize>(
         &mut self,
-        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
+        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES, ID>) -> Result,
     ) -> Result {
         let (qp, owner) = (self.qp, self.owner.as_ref().ok_or(EIO)?);
         let mut slots = MaybeUninit::uninit();
@@ -598,7 +599,7 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
     #[inline]
     pub fn finish<const LINKS: usize, const SGES: usize>(
         &mut self,
-        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
+        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES, ID>) -> Result,
     ) -> Result {
         let owner = self.owner.take().ok_or(EIO)?;
         self.qp.post_links(owner, self.reads, make).map_err(|e| {

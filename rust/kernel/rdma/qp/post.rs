@@ -121,7 +121,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub(crate) unsafe fn post_op<P, O, const ID: u64, const N: usize>(
         &self,
         owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O, ID>>,
     ) -> Result<O::Output, PostError<P>>
     where
         P: CqePointer<ID>,
@@ -169,9 +169,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Posts a request to the send queue (`ib_post_send`), moving its owner in, and returns where
     /// the peer will find the region for a [`RegWr`], otherwise nothing.
     ///
-    /// `wr` describes the request from what the owner has. It is `Send`: the completion of an
-    /// [`InvWr`] changes the state of the region in another thread, so no reference to an exclusive
-    /// region may stay in this one. After success the owner may already be in its handler.
+    /// `wr` describes the request from what the owner has, and names the handler that gets the
+    /// owner back ([`SendWr::done_by`]). It is `Send`: the completion of an [`InvWr`] changes the
+    /// state of the region in another thread, so no reference to an exclusive region may stay in
+    /// this one. After success the owner may already be in its handler.
     ///
     /// Any context. Gives the owner back with `EINVAL` if an entry is of another PD, or an atomic
     /// operation is not for eight bytes, aligned to eight; `EOPNOTSUPP` if iWARP is to carry
@@ -201,7 +202,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub fn post_send<P, O, const ID: u64, const N: usize>(
         &self,
         owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>> + Send,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O, ID>> + Send,
     ) -> Result<O::Output, PostError<P>>
     where
         P: CqePointer<ID>,
@@ -218,7 +219,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub fn post_recv<P, const ID: u64, const N: usize>(
         &self,
         owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N, ID>>,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
@@ -322,7 +323,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         owner: P,
         wc: &Wc,
         qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O>> + Send,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O, ID>> + Send,
     ) -> Result<O::Output, PostError<P>>
     where
         P: CqePointer<ID>,
@@ -349,7 +350,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         owner: P,
         wc: &Wc,
         qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N>>,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N, ID>>,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,

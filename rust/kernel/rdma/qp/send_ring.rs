@@ -271,7 +271,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         &mut self,
         qp: &Qp<S, R>,
         owner: P,
-        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES>) -> Result,
+        make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES, ID>) -> Result,
     ) -> Result<(), PostError<P>>
     where
         S: Runs<P, ID>,

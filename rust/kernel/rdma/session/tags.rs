@@ -592,10 +592,11 @@ impl<X: Exchange> Reply<'_, X> {
         }
         // The reply is being handled by this from here on.
         let handling = ManuallyDrop::new(self).0;
-        qp.post_send::<_, _, INV, _>(handling, |slot| {
+        qp.post_send(handling, |slot| {
             // SAFETY: The reply is handled by a handler of the CQ, the only one that runs, so
             // nothing else uses the request.
-            wr(unsafe { &*slot.request.get() })
+            let wr = wr(unsafe { &*slot.request.get() })?;
+            Ok(wr.done_by::<INV>())
         })
         .map_err(|e| {
             // INVARIANT: The reply is handled by what comes back; the handler has not returned.
