@@ -151,7 +151,7 @@ impl Slot {
     fn repost<const ID: u64>(
         self: Pin<KBox<Self>>,
         wc: &Wc,
-        wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a> + Send,
+        wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a>,
     ) where
         Self: CqeHandler<ID, Pointer = Pin<KBox<Self>>, Needs = context::Atomic>,
     {

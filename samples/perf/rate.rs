@@ -162,11 +162,7 @@ impl Group {
     }
 
     #[inline]
-    fn repost(
-        self: Pin<KBox<Self>>,
-        wc: &Wc,
-        wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a> + Send,
-    ) {
+    fn repost(self: Pin<KBox<Self>>, wc: &Wc, wr: impl for<'a> FnOnce(&'a Self) -> SendWr<'a>) {
         if let Err(e) = Qp::repost_send(self, wc, |group| &group.qp, |group| Ok(wr(group))) {
             Self::refused(e);
         }

@@ -248,7 +248,7 @@ impl Conn {
     pub(crate) fn transfer(
         &self,
         ping: Owner,
-        wr: impl for<'a> FnOnce(&'a Ping) -> Result<SendWr<'a, 1>> + Send,
+        wr: impl for<'a> FnOnce(&'a Ping) -> Result<SendWr<'a, 1>>,
     ) -> Result<Owner> {
         self.qp.post_send(ping, wr)?;
         self.wait()

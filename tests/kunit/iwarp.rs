@@ -88,7 +88,7 @@ fn sevens(link: &Link<Softirq>) -> Result<Registered<Bidirectional>> {
 /// Has a request refused.
 fn refused<const N: usize>(
     link: &Link<Softirq>,
-    wr: impl for<'a> FnOnce(&'a Message) -> Result<SendWr<'a, N>> + Send,
+    wr: impl for<'a> FnOnce(&'a Message) -> Result<SendWr<'a, N>>,
 ) -> Result {
     let inbox = Inbox::new()?;
     let message = link.env.message(&inbox, &[0; 8])?;

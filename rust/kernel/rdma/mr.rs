@@ -781,7 +781,7 @@ impl<'a, S: State> RegWr<'a, S> {
     }
 }
 
-impl<S: State> wr::SendOp for RegOp<S> {}
+impl<F, S: State> wr::SendOp<F> for RegOp<S> {}
 impl<S: State> wr::Op for RegOp<S> {
     type Output = Remote;
     type Raw = bindings::ib_reg_wr;
@@ -919,7 +919,8 @@ impl Registration {
 /// flushed) it may still be registered, and only dropping it ends that.
 ///
 /// Posting it is refused with `EBUSY` if the region is not registered or is being invalidated, and
-/// with `EINVAL` if its registration was not posted to the same QP.
+/// with `EINVAL` if its registration was not posted to the same QP. The closure that makes one for
+/// an exclusive region is `Send`, as that may become idle in another thread.
 ///
 /// # Examples
 ///
@@ -989,7 +990,11 @@ impl<'a, S: State> InvWr<'a, S> {
     }
 }
 
-impl<S: State> wr::SendOp for InvOp<S> {}
+// The completion may change the state of the region in another thread. An exclusive region is not
+// `Sync`, so a closure that is `Send` has no reference to one that stays in this thread: it is the
+// owner's.
+impl<F: Send> wr::SendOp<F> for InvOp<Exclusive> {}
+impl<F> wr::SendOp<F> for InvOp<Shared> {}
 impl<S: State> wr::Op for InvOp<S> {
     type Output = ();
     type Raw = bindings::ib_send_wr;

@@ -196,7 +196,7 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
         mut self,
         outcome: Outcome,
         qp: &Qp<impl Provides<Atomic>, impl PollContext>,
-        wr: impl for<'a> FnOnce(&'a State<C, D>) -> Result<SendWr<'a>> + Send,
+        wr: impl for<'a> FnOnce(&'a State<C, D>) -> Result<SendWr<'a>>,
     ) -> Posted<Self> {
         self.0.outcome = outcome;
         qp.post_send(self.0, wr).map_err(|e| e.map(Self))

@@ -306,9 +306,9 @@ pub struct SendWr<'a, const N: usize = 1, O = RdmaOp, const ID: u64 = 0> {
     pub(crate) op: O,
 }
 
-/// An operation for the send queue of a connected QP: [`RdmaOp`], [`AtomicOp`],
-/// [`RegOp`](crate::mr::RegOp) or [`InvOp`](crate::mr::InvOp).
-pub trait SendOp: Op {}
+/// An operation for the send queue of a connected QP that a closure of type `F` may describe:
+/// [`RdmaOp`], [`AtomicOp`], [`RegOp`](crate::mr::RegOp) or [`InvOp`](crate::mr::InvOp).
+pub trait SendOp<F>: Op {}
 
 pub(crate) use private::Op;
 
@@ -483,7 +483,7 @@ pub struct RdmaOp {
     remote: Option<Remote>,
 }
 
-impl SendOp for RdmaOp {}
+impl<F> SendOp<F> for RdmaOp {}
 impl Op for RdmaOp {
     type Output = ();
     type Raw = bindings::ib_rdma_wr;
@@ -639,7 +639,7 @@ pub struct AtomicOp {
     swap: u64,
 }
 
-impl SendOp for AtomicOp {}
+impl<F> SendOp<F> for AtomicOp {}
 impl Op for AtomicOp {
     type Output = ();
     type Raw = bindings::ib_atomic_wr;

@@ -26,7 +26,7 @@ use kernel::sync::SpinLockIrqGuard;
 
 /// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to
 /// a callback of its own.
-pub trait ChainOp: wr::SendOp {
+pub trait ChainOp: wr::Op {
     /// Returns the registration of a region.
     #[doc(hidden)]
     #[inline]

@@ -170,9 +170,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// the peer will find the region for a [`RegWr`], otherwise nothing.
     ///
     /// `wr` describes the request from what the owner has, and names the handler that gets the
-    /// owner back ([`SendWr::done_by`]). It is `Send`: the completion of an [`InvWr`] changes the
-    /// state of the region in another thread, so no reference to an exclusive region may stay in
-    /// this one. After success the owner may already be in its handler.
+    /// owner back ([`SendWr::done_by`]). After success the owner may already be in that.
     ///
     /// Any context. Gives the owner back with `EINVAL` if an entry is of another PD, or an atomic
     /// operation is not for eight bytes, aligned to eight; `EOPNOTSUPP` if iWARP is to carry
@@ -199,15 +197,16 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// }
     /// ```
     #[inline]
-    pub fn post_send<P, O, const ID: u64, const N: usize>(
+    pub fn post_send<P, O, F, const ID: u64, const N: usize>(
         &self,
         owner: P,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O, ID>> + Send,
+        wr: F,
     ) -> Result<O::Output, PostError<P>>
     where
         P: CqePointer<ID>,
         S: Runs<P, ID>,
-        O: wr::SendOp,
+        O: wr::SendOp<F>,
+        F: for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O, ID>>,
     {
         // SAFETY: A connected QP has these operations, and `S` provides what the handler needs.
         unsafe { self.post_op(owner, wr) }
@@ -319,16 +318,17 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// }
     /// ```
     #[inline]
-    pub fn repost_send<P, O, const ID: u64, const N: usize>(
+    pub fn repost_send<P, O, F, const ID: u64, const N: usize>(
         owner: P,
         wc: &Wc,
         qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
-        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O, ID>> + Send,
+        wr: F,
     ) -> Result<O::Output, PostError<P>>
     where
         P: CqePointer<ID>,
         S: Runs<P, ID>,
-        O: wr::SendOp,
+        O: wr::SendOp<F>,
+        F: for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O, ID>>,
     {
         let qp = qp(&owner);
         let (at, qp) = (wc.is_in(qp.any.pollers.0), Arc::as_ptr(qp));
