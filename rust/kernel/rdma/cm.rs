@@ -17,7 +17,6 @@
 
 mod id;
 mod pending;
-mod timeouts;
 
 pub use crate::rnr_timer::RnrTimer;
 pub use id::Accept;
@@ -28,10 +27,6 @@ pub use id::Options;
 pub use id::Request;
 pub(crate) use id::Shared;
 pub(crate) use pending::Pending;
-pub(crate) use timeouts::{
-    flush_timeouts,
-    TimeoutFlush, //
-};
 
 use crate::{
     completion::wait_event,

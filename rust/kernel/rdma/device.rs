@@ -8,12 +8,12 @@ pub use crate::objects::Name;
 
 use crate::{
     client,
-    cm,
     deferred,
     objects,
     prelude::internal::*,
     refs,
-    removal, //
+    removal,
+    timeouts::TimeoutFlush, //
 };
 use core::net::{
     IpAddr,
@@ -61,7 +61,7 @@ pub(crate) struct Inner {
     step: atomic::Atomic<u32>,
     secs: atomic::Atomic<u32>,
     /// The flushes of the ports' timeouts, by the numbers of the ports.
-    flushes: KVec<Pin<KBox<cm::TimeoutFlush>>>,
+    flushes: KVec<Pin<KBox<TimeoutFlush>>>,
     /// Tears down what is made on the device. Dropped after the refs were killed, and waits for the
     /// end of its work items.
     queue: deferred::Workqueue,
@@ -92,10 +92,7 @@ impl Inner {
         let ports = unsafe { (*raw.as_ptr()).phys_port_cnt };
         let mut flushes = KVec::new();
         for _ in 0..=ports {
-            flushes.push(
-                KBox::pin_init(cm::TimeoutFlush::new(), GFP_KERNEL)?,
-                GFP_KERNEL,
-            )?;
+            flushes.push(KBox::pin_init(TimeoutFlush::new(), GFP_KERNEL)?, GFP_KERNEL)?;
         }
         let init = try_pin_init!(Self {
             refs <- refs::Refs::new(),
@@ -119,7 +116,7 @@ impl Inner {
     }
 
     /// Returns the flush of a port's timeouts, if the device has the port.
-    pub(crate) fn timeout_flush(&self, port: u32) -> Option<&cm::TimeoutFlush> {
+    pub(crate) fn timeout_flush(&self, port: u32) -> Option<&TimeoutFlush> {
         self.flushes.get(port as usize).map(|flush| &**flush)
     }
 

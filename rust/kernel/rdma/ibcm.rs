@@ -81,7 +81,8 @@ use crate::{
         Qp, //
     },
     refs,
-    removal, //
+    removal,
+    timeouts::flush_timeouts, //
 };
 use core::{
     cell::Cell,
@@ -195,7 +196,7 @@ impl deferred::Teardown for Connected {
     }
 
     fn teardown(&self, cx: &Sleepable) -> Result {
-        let timeouts = || cm::flush_timeouts(&self.device, self.port, cx);
+        let timeouts = || flush_timeouts(&self.device, self.port, cx);
         self.device.inner().removal.remove(&*self.conn);
         self.conn.set_id(None);
         self.pending.disarm();

@@ -51,6 +51,7 @@ pub mod session;
 pub mod sg;
 pub mod srq;
 mod sync;
+mod timeouts;
 mod trace;
 pub mod ud;
 pub mod wc;

@@ -23,7 +23,8 @@ use crate::{
     refs::{
         self,
         Owner as _, //
-    }, //
+    },
+    timeouts::flush_timeouts, //
 };
 use core::{
     cell::Cell,
@@ -755,7 +756,7 @@ impl State {
             // SAFETY: The id is alive by the invariant of `RawId`. The port of one that has a
             // device does not change.
             let port = unsafe { (*self.as_raw()).port_num };
-            cm::flush_timeouts(device, port, cx);
+            flush_timeouts(device, port, cx);
         }
     }
 }
