@@ -14,5 +14,5 @@ type Queues = Qp<Softirq, Workqueue>;
 
 fn recv(qp: &Queues, message: Pin<KBox<ulp::Message<FromDevice, Sleepable>>>) -> Result {
     Ok(qp.post_recv(message, |m| Ok(RecvWr::new([m.buf.whole_mut()])))?)
-    //~^ E0277 `rdma::context::Softirq: Provides<rdma::context::Sleepable>` is not
+    //~^ E0277 `Provides<rdma::context::Sleepable>` is not implemented for
 }

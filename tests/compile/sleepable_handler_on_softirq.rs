@@ -14,5 +14,5 @@ type Context = Workqueue;
 
 fn send(qp: &Qp<Context>, message: Pin<KBox<ulp::Message<ToDevice, Sleepable>>>) -> Result {
     Ok(qp.post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))?)
-    //~^ E0277 `rdma::context::Softirq: Provides<rdma::context::Sleepable>` is not
+    //~^ E0277 `Provides<rdma::context::Sleepable>` is not implemented for
 }

@@ -193,7 +193,7 @@ fn borrow<C: Way + CorePolled>(qp: &Qp<C>, us: u32, life: Life) -> Result {
     let borrower = KBox::pin(borrower, GFP_KERNEL)?;
     borrower.life.post();
     // Without its type the compiler takes `Needs` for what all contexts provide.
-    qp.post_send::<Pin<KBox<Borrower<C>>>, _, 0, 0>(borrower, |_| {
+    qp.post_send::<Pin<KBox<Borrower<C>>>, _, _, 0, 0>(borrower, |_| {
         Ok(SendWr::rdma_write([], NOWHERE))
     })
     .map_err(|e| refused(e, |b| &b.life))
