@@ -14,7 +14,6 @@ use crate::fixture::{
     CAPS, //
 };
 use kernel::{
-    bindings,
     new_spinlock_irq,
     page::PAGE_SIZE,
     prelude::*,
@@ -30,7 +29,8 @@ use rdma::{
     },
     sg::{
         SgList,
-        SgOwner, //
+        SgOwner,
+        Sgl, //
     }, //
 };
 use rdma_null::Injection;
@@ -145,8 +145,8 @@ struct Watched(KBox<(SgList<KVec<u8>>, CountDrop)>);
 
 // SAFETY: What the list promises holds for this.
 unsafe impl<D: Direction> SgOwner<D> for Watched {
-    fn table(&mut self) -> *mut bindings::sg_table {
-        SgOwner::<D>::table(&mut self.0 .0)
+    fn sgl(&mut self) -> Sgl<D> {
+        self.0 .0.sgl()
     }
 }
 

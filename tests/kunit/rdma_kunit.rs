@@ -107,6 +107,7 @@ suites! {
     session_tags: suite_session_tags,
     sg: suite_sg,
     sg_map: suite_sg_map,
+    sg_owner: suite_sg_owner,
     srq: suite_srq,
     srq_ends: suite_srq_ends,
     srq_lost: suite_srq_lost,

@@ -315,8 +315,8 @@ struct RawCtx {
 
 /// # Invariants
 ///
-/// `table` is what [`sg::SgOwner::table`] has returned, and is there while `owner` is. From `first`
-/// on there are `count` entries of it: all, unless a part of the memory is transferred.
+/// `all` is of the list that [`sg::SgOwner::sgl`] has returned, and that is there while `owner` is.
+/// From `first` on there are `count` entries of it: all, unless a part of the memory is transferred.
 #[repr(C)]
 struct Inner {
     /// C keeps addresses of parts of it in others. The first field: C is told its address most.
@@ -331,7 +331,7 @@ struct Inner {
     exposed: bool,
     /// The first and the last entry, as they were before they were cut to the range.
     ends: Option<[sg::Extent; 2]>,
-    table: *mut bindings::sg_table,
+    all: bindings::sg_table,
     /// `None` if a peer may still write to its memory.
     owner: Option<sg::AnyOwner>,
 }
@@ -380,8 +380,7 @@ impl<D: dma::Direction, O: sg::SgOwner<D>> Ctx<D, O> {
     /// no bytes, 4 GiB and more, or more entries than C can make requests of: `KMALLOC_MAX_SIZE` by
     /// 16, which is 1 GiB in pages of 4 KiB; with `ENOMEM`.
     pub fn new(mut owner: O, flags: Flags) -> Result<Self, sg::SgMapError<O>> {
-        let table = owner.table();
-        match RawCtx::new(table, flags) {
+        match RawCtx::new(owner.sgl().into_table(), flags) {
             Ok(mut raw) => {
                 raw.inner.get_mut().owner = Some(sg::AnyOwner::new(owner));
                 // INVARIANT: The owner is an `O`.
@@ -464,22 +463,20 @@ impl Inner {
         if let Some(ends) = self.ends.take() {
             ends.iter().for_each(sg::Extent::restore);
         }
-        // SAFETY: By the type invariant the table is there, as the memory is.
-        let table = unsafe { &*self.table };
-        // INVARIANT: All entries of the table.
-        (self.first, self.count) = (table.sgl, table.orig_nents);
+        // INVARIANT: All entries of the list.
+        (self.first, self.count) = (self.all.sgl, self.all.orig_nents);
     }
 }
 
 impl RawCtx {
-    /// Makes a context without its owner. `table` is what that has returned.
-    fn new(table: *mut bindings::sg_table, flags: Flags) -> Result<KBox<Self>> {
-        // SAFETY: The owner, which the caller has, has just returned the table: it is valid.
-        let ((len, _), all) = unsafe { (sg::extent(table)?, &*table) };
+    /// Makes a context without its owner. `all` is of the list that this has returned.
+    fn new(all: bindings::sg_table, flags: Flags) -> Result<KBox<Self>> {
+        // SAFETY: The owner, which the caller has, has just returned the list: it is valid.
+        let (len, _) = unsafe { sg::extent(&all)? };
         if all.orig_nents as usize > MAX_ENTRIES {
             return Err(EINVAL);
         }
-        // INVARIANT: No transfer is posted. The list is all of the table.
+        // INVARIANT: No transfer is posted. The entries are all of the list.
         let this = Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
             state: RwState::new(),
@@ -491,7 +488,7 @@ impl RawCtx {
                 dir: READ,
                 exposed: false,
                 ends: None,
-                table,
+                all,
                 owner: None,
             }),
             entry: UnsafeCell::new(None),
@@ -592,13 +589,13 @@ impl RawCtx {
             return Err(self.not_mapped(EINVAL));
         }
         if range.len() != self.len {
-            // INVARIANT: The entries are some of the table.
+            // INVARIANT: The entries are some of the list.
             // SAFETY: This was claimed above, which keeps all others from `inner` and the list. By
-            // the invariant of `Inner` the table is there, as the memory is. The range is not empty
-            // and inside of that, as just checked.
+            // the invariant of `Inner` that is there, as the memory is. The range is not empty and
+            // inside of the memory, as just checked.
             unsafe {
                 let inner = &mut *self.inner.get();
-                (inner.first, inner.count, inner.ends) = sg::cut(inner.table, &range);
+                (inner.first, inner.count, inner.ends) = sg::cut(inner.all.sgl, &range);
             }
         }
         // SAFETY: The claim keeps all others from `inner`.

@@ -52,8 +52,14 @@ impl<D: Direction> SgBuf<D> {
     }
 }
 
-/// A table of its own, which is freed when this is dropped.
+/// A table of its own, all of whose entries are used, and which is freed when this is dropped.
 struct Table(bindings::sg_table);
+
+impl Table {
+    fn sgl<D: Direction>(&self) -> Sgl<D> {
+        Sgl::new(self.0.sgl, self.0.orig_nents)
+    }
+}
 
 // SAFETY: It is plain memory.
 unsafe impl Send for Table {}
@@ -158,11 +164,12 @@ impl Pages {
     }
 }
 
-// SAFETY: The table is in a box, and lists pages that nothing else has. Their bytes are accessed by
+// SAFETY: The list is an allocation of its own, of pages that nothing else has, and all of its
+// entries are filled, as `sg_alloc_table_from_pages_segment()` does. Their bytes are accessed by
 // `CpuPages` only, and by copies that may race.
 unsafe impl<D: Direction> SgOwner<D> for Pages {
-    fn table(&mut self) -> *mut bindings::sg_table {
-        &raw mut self.0.table.0
+    fn sgl(&mut self) -> Sgl<D> {
+        self.0.table.sgl()
     }
 }
 
@@ -290,20 +297,55 @@ impl Drop for OwnMapping {
     }
 }
 
+/// A scatter list, by value: the address of its first entry, and the number of those that are
+/// filled.
+///
+/// C keeps both in a `struct sg_table`, beside the number of entries that were allocated
+/// (`orig_nents`), of which `blk_rq_map_sg()` fills as many as the request has segments.
+pub struct Sgl<D: Direction> {
+    first: *mut bindings::scatterlist,
+    entries: u32,
+    _direction: PhantomData<D>,
+}
+
+impl<D: Direction> Sgl<D> {
+    /// Names the first `entries` entries of a list, which `sg_next` finds.
+    pub fn new(first: *mut bindings::scatterlist, entries: u32) -> Self {
+        Self {
+            first,
+            entries,
+            _direction: PhantomData,
+        }
+    }
+
+    /// Returns a table of the entries, none of which is mapped yet.
+    pub(crate) fn into_table(self) -> bindings::sg_table {
+        bindings::sg_table {
+            sgl: self.first,
+            nents: self.entries,
+            orig_nents: self.entries,
+        }
+    }
+}
+
 /// An owner of memory that a scatter list describes, which a device may access in direction `D`, as
 /// a request of the block layer or pinned pages behind a ULP's own type.
+///
+/// The list is the owner's, which has allocated it and frees it: mostly it is a part of the request
+/// whose memory it describes. Documentation/mr.rst has an example.
 ///
 /// [`Qp::post_rw`]: crate::qp::Qp::post_rw
 ///
 /// # Safety
 ///
-/// From the call of [`SgOwner::table`] on until the owner is dropped or given back:
+/// From the call of [`SgOwner::sgl`] on until the owner is dropped or given back:
 ///
-/// - the table, and all entries that it leads to, stay where they are, also if the owner is moved,
-///   and nothing else uses them: the first and the last entry of a range are cut meanwhile;
-/// - its first `orig_nents` entries, at least one, which `sg_next` finds and none of which is
-///   empty, are pages that are there, and neither freed nor given to anybody else;
-/// - nobody reads them by reference if the device writes (all directions but
+/// - the entries that it has returned stay where they are, also if the owner is moved, and nothing
+///   else uses them: the first and the last entry of a range are cut meanwhile;
+/// - there is at least one, `sg_next` leads from each to the next one and may be called for the
+///   last one, too, and none is empty;
+/// - they are pages that are there, and neither freed nor given to anybody else;
+/// - nobody reads these by reference if the device writes (all directions but
 ///   [`ToDevice`]), and nobody writes them by reference.
 ///
 /// The owner may be dropped in any context that a region or a [`Ctx`](crate::rw::Ctx) of it is
@@ -311,8 +353,8 @@ impl Drop for OwnMapping {
 /// or for a client to go. An owner that keeps the QP is not for transfers by that on iWARP: see
 /// [`Qp::post_rw`].
 pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
-    /// Returns the table. Called when it is not mapped.
-    fn table(&mut self) -> *mut bindings::sg_table;
+    /// Returns the list. Called when it is not mapped.
+    fn sgl(&mut self) -> Sgl<D>;
 }
 
 /// DMA-mapped memory of another owner, which comes back when no device or peer can reach it.
@@ -371,7 +413,7 @@ impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
     /// `EINVAL` for no bytes, or 4 GiB and more; `EIO` if mapping fails.
     pub fn new(pd: &Pd, mut owner: O) -> Result<Self, SgMapError<O>> {
         // SAFETY: The owner keeps the memory until the list was unmapped.
-        match unsafe { MappedList::new(pd, owner.table(), D::RAW) } {
+        match unsafe { MappedList::new(pd, owner.sgl().into_table(), D::RAW) } {
             Ok(list) => Ok(Self {
                 list,
                 owner,
@@ -392,13 +434,13 @@ impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
 ///
 /// # Safety
 ///
-/// The table is one that [`SgOwner::table`] has returned, and its owner is there.
-pub(crate) unsafe fn extent(table: *const bindings::sg_table) -> Result<(u32, usize)> {
+/// The table is of a list that [`SgOwner::sgl`] has returned, and its owner is there.
+pub(crate) unsafe fn extent(table: &bindings::sg_table) -> Result<(u32, usize)> {
     let (mut len, mut pages) = (0_u32, 0_usize);
-    // SAFETY: The table is valid and has so many entries, by the contract of `SgOwner`.
+    // SAFETY: The list has so many entries, which `sg_next` finds, by the contract of `SgOwner`.
     unsafe {
-        let mut sg = (*table).sgl;
-        for _ in 0..(*table).orig_nents {
+        let mut sg = table.sgl;
+        for _ in 0..table.orig_nents {
             let (offset, length) = ((*sg).offset as usize, (*sg).length);
             len = len.checked_add(length).ok_or(EINVAL)?;
             let touched = (offset % PAGE_SIZE + length as usize).div_ceil(PAGE_SIZE);
@@ -439,15 +481,15 @@ impl Extent {
 ///
 /// # Safety
 ///
-/// The table is valid, and nothing else uses it while there is what is returned. The range is not
-/// empty, and inside of the memory that the table describes.
+/// The list that begins with `first` is valid, and nothing else uses it while there is what is
+/// returned. The range is not empty, and inside of the memory that the list describes.
 pub(crate) unsafe fn cut(
-    table: *mut bindings::sg_table,
+    mut first: *mut bindings::scatterlist,
     range: &Range<usize>,
 ) -> (*mut bindings::scatterlist, u32, Option<[Extent; 2]>) {
-    // SAFETY: The table is valid, and has both ends of the range, as the caller promises.
+    // SAFETY: The list is valid, and has both ends of the range, as the caller promises.
     unsafe {
-        let (mut skip, mut first) = (range.start, (*table).sgl);
+        let mut skip = range.start;
         while skip >= (*first).length as usize {
             skip -= (*first).length as usize;
             first = bindings::sg_next(first);
@@ -460,7 +502,7 @@ pub(crate) unsafe fn cut(
         }
         let is_cut = skip != 0 || left != (*last).length as usize;
         let ends = is_cut.then(|| {
-            // INVARIANT: The caller says that nothing else uses the table.
+            // INVARIANT: The caller says that nothing else uses the list.
             let ends = [first, last].map(|sg| Extent {
                 sg,
                 offset: (*sg).offset,
@@ -493,20 +535,25 @@ impl MappedList {
     ///
     /// # Safety
     ///
-    /// [`SgOwner::table`] has returned the table. Its owner is there until the list is dropped.
+    /// The table is of a list that [`SgOwner::sgl`] has returned. Its owner is there until the list
+    /// is dropped.
     #[inline(never)]
     unsafe fn new(
         pd: &Pd,
-        table: *mut bindings::sg_table,
+        mut table: bindings::sg_table,
         dir: bindings::dma_data_direction,
     ) -> Result<Self> {
         let dev = pd.device().as_raw();
-        // SAFETY: The table is one that `SgOwner::table` has returned, so it is valid and not
-        // mapped. The device is registered while `pd` lives.
-        let (len, pages, table) = unsafe {
-            let (len, pages) = extent(table)?;
-            to_result(bindings::rdma_helper_dma_map_sgtable(dev, table, dir))?;
-            (len, pages, *table)
+        // SAFETY: `SgOwner::sgl` has returned the list, so it is valid and not mapped. The device
+        // is registered while `pd` lives.
+        let (len, pages) = unsafe {
+            let extent = extent(&table)?;
+            to_result(bindings::rdma_helper_dma_map_sgtable(
+                dev,
+                &raw mut table,
+                dir,
+            ))?;
+            extent
         };
         // INVARIANT: The list was just mapped for the PD's device, which is there while `pd` is.
         // The memory is there, as the caller promises. A request borrows it from its owner, and the
@@ -679,11 +726,11 @@ impl<T: private::Bytes> Drop for SgList<T> {
 
 macro_rules! owner {
     ($($vector:ty),*) => {$(
-        // SAFETY: The table is in a box, and describes an allocation of the vector's own, to which
-        // there is no reference while this has it.
+        // SAFETY: The list is an allocation of its own, and describes one of the vector's own, to
+        // which there is no reference while this has it.
         unsafe impl<D: Direction> SgOwner<D> for SgList<$vector> {
-            fn table(&mut self) -> *mut bindings::sg_table {
-                &raw mut self.table.0
+            fn sgl(&mut self) -> Sgl<D> {
+                self.table.sgl()
             }
         }
     )*};
@@ -691,13 +738,13 @@ macro_rules! owner {
 
 owner!(KVec<u8>, VVec<u8>, KVVec<u8>);
 
-// SAFETY: The table is in a box, and describes bytes that are there while this has a reference to
-// what has them. Nobody writes them, as it is shared, and no more does the device.
+// SAFETY: The list is an allocation of its own, and describes bytes that are there while this has a
+// reference to what has them. Nobody writes them, as it is shared, and no more does the device.
 unsafe impl<T> SgOwner<ToDevice> for SgList<Arc<T>>
 where
     T: Deref<Target = [u8]> + Send + Sync + 'static,
 {
-    fn table(&mut self) -> *mut bindings::sg_table {
-        &raw mut self.table.0
+    fn sgl(&mut self) -> Sgl<ToDevice> {
+        self.table.sgl()
     }
 }
