@@ -273,10 +273,9 @@ impl Conn {
                 let Ok(value) = KVVec::from_elem(0, len, GFP_KERNEL) else {
                     return self.reply(answer, FULL);
                 };
-                answer.put = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
+                answer.put.fill(SgList::new(value, cx)?)?;
                 Ok((self.qp).post_rw(answer, |answer| {
-                    let value = answer.put.as_ref().ok_or(EINVAL)?;
-                    Ok(Rw::read(value, .., remote, cx).done_by::<1>())
+                    Ok(Rw::read(&answer.put, .., remote, cx).done_by::<1>())
                 })?)
             }
             (_, lent) => match store.get(request.key.get()) {
@@ -301,11 +300,10 @@ impl Conn {
             return self.send(answer, grant);
         };
         answer.write(&grant, DONE, len, &[])?;
-        answer.get = Some(Ctx::new(SgList::new(value, cx)?, GFP_KERNEL)?);
+        answer.get.fill(SgList::new(value, cx)?)?;
         let post = |_| {
             (self.qp).post_rw(answer, |answer| {
-                let value = answer.get.as_ref().ok_or(EINVAL)?;
-                Ok(Rw::write(value, .., remote, cx).then(answer.send()?))
+                Ok(Rw::write(&answer.get, .., remote, cx).then(answer.send()?))
             })
         };
         Ok(grant.spend(post)?)
@@ -337,9 +335,9 @@ struct Answer {
     /// The length of the message.
     len: usize,
     request: Request,
-    /// The value of a PUT or of a GET while it is transferred.
-    put: Option<Ctx<FromDevice, SgList<KVVec<u8>>>>,
-    get: Option<Ctx<ToDevice, SgList<Value>>>,
+    /// The value of a PUT or of a GET while it is transferred: no memory otherwise.
+    put: Ctx<FromDevice, SgList<KVVec<u8>>>,
+    get: Ctx<ToDevice, SgList<Value>>,
 }
 
 impl Answer {
@@ -350,8 +348,8 @@ impl Answer {
             message: Buf::alloc(pd, REPLY + INLINE, cx)?,
             len: 0,
             request: Request::new(0, 0, 0, 0, None),
-            put: None,
-            get: None,
+            put: Ctx::empty(GFP_KERNEL)?,
+            get: Ctx::empty(GFP_KERNEL)?,
         };
         Ok(KBox::pin(answer, GFP_KERNEL)?)
     }
@@ -390,7 +388,7 @@ impl CqeHandler<1> for Answer {
     /// The value of a PUT is here. If not, the initiator's device has refused, and the connection
     /// has ended.
     fn done(mut this: Self::Pointer, wc: &Wc, cx: &InConn) {
-        let value = this.put.take().and_then(Ctx::into_owner);
+        let value = this.put.take();
         let (Ok(_), Some(value), Some(conn)) = (wc.result(), value, cx.get_arc()) else {
             return;
         };
@@ -408,7 +406,7 @@ impl CqeHandler for Answer {
 
     /// The reply has gone, or the connection.
     fn done(mut this: Self::Pointer, wc: &Wc, cx: &InConn) {
-        this.get = None;
+        drop(this.get.take());
         if let (Ok(_), Some(conn)) = (wc.result(), cx.get()) {
             conn.target.stats.add(Count::Served, 1);
             // One that finds no room is freed.

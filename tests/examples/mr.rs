@@ -8,7 +8,8 @@ use rdma::{
     rw::{
         Ctx,
         Rw, //
-    }, //
+    },
+    sg::SgList, //
 };
 
 #[derive(HasCqe)]
@@ -54,4 +55,15 @@ fn respond(qp: &Qp<Softirq>, answer: Pin<KBox<Job>>, remote: Remote, cx: &Sleepa
     // When the data are there:
     qp.post_rw(answer, |answer| Ok(Rw::prepared(&answer.data)))?;
     Ok(())
+}
+
+fn fill_again(memory: SgList<KVec<u8>>) -> Result<Option<SgList<KVec<u8>>>> {
+    // When the connection is made:
+    let mut data = Ctx::empty(GFP_KERNEL)?;
+    // For each request:
+    data.fill(memory)?;
+    let ctx: &Ctx<ToDevice, _> = &data;
+    pr_info!("{} bytes\n", ctx.len());
+    let memory = data.take();
+    Ok(memory)
 }

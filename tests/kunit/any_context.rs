@@ -654,7 +654,8 @@ mod tests {
         qp.prepare_rw(Rw::read(&other, .., NOWHERE, cx))?;
         softirqs.call(move || {
             Ctx::cancel(&mut other);
-            check!(Ctx::into_owner(other).is_some());
+            let owner = Ctx::take(&mut other).ok_or(EINVAL)?;
+            Ctx::fill(&mut other, owner)?;
             // It fails later.
             qp.post_rw(pages, |pages| Ok(Rw::prepared(&pages.data)))?;
             Ok(())

@@ -338,12 +338,19 @@ mod tests {
             Ok(Rw::read(&x.data, 0..LEN, NOWHERE, cx))
         })?;
         wait(|| back.lock().is_some())?;
-        let data = back.lock().take().ok_or(EINVAL)?;
+        let mut data = back.lock().take().ok_or(EINVAL)?;
         check_eq!(data.len(), 0);
-        check!(data.into_owner().is_none());
+        check!(data.take().is_none());
         check_eq!(gone.get(), 0);
+        // The context has other memory by then.
+        let list = SgList::new(KVec::from_elem(0, 9, GFP_KERNEL)?, cx)?;
+        let watched = (list, CountDrop(gone.clone()));
+        data.fill(Watched(KBox::new(watched, GFP_KERNEL)?))?;
+        check_eq!(data.len(), 9);
         link.a.destroy(cx)?;
         check_eq!(gone.get(), 1);
+        check!(data.take().is_some());
+        check_eq!(gone.get(), 2);
         Ok(())
     }
 

@@ -399,7 +399,7 @@ mod tests {
                     match n % 3 {
                         0 => data.cancel(),
                         1 => drop(data.cpu()),
-                        _ => drop(data.into_owner()),
+                        _ => drop(data.take()),
                     }
                 }
                 end.up();

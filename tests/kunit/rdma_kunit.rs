@@ -80,6 +80,7 @@ suites! {
     null_peek: suite_null_peek,
     null_removal: suite_null_removal,
     null_rw: suite_null_rw,
+    null_rw_fill: suite_null_rw_fill,
     null_srq: suite_null_srq,
     null_status: suite_null_status,
     null_ud: suite_null_ud,

@@ -263,7 +263,7 @@ where
     }
     t.link
         .wait(|| t.bytes().is_ok_and(|is| is[..] == all[..]))?;
-    let back = data.into_owner().ok_or(EINVAL)?.into_inner();
+    let back = data.take().ok_or(EINVAL)?.into_inner();
     check!(Arc::ptr_eq(&back, &shared));
 
     let mut data: Ctx<Bidirectional, _> = Ctx::new(list, GFP_KERNEL)?;
@@ -275,7 +275,7 @@ where
         })?;
         check_eq!(outcome, Ok(Opcode::RdmaRead));
     }
-    let vector = into_vector(data.into_owner().ok_or(EINVAL)?);
+    let vector = into_vector(data.take().ok_or(EINVAL)?);
     check!(vector[..] == all[..]);
     Ok(())
 }
@@ -364,10 +364,10 @@ mod tests {
     #[test]
     fn owner_of_a_prepared_transfer_comes_back() -> Result {
         let t = Transfers::<Softirq>::new()?;
-        let data: Ctx<ToDevice, _> = Ctx::new(SgList::new(pattern(LEN)?, t.cx())?, GFP_KERNEL)?;
+        let mut data: Ctx<ToDevice, _> = Ctx::new(SgList::new(pattern(LEN)?, t.cx())?, GFP_KERNEL)?;
         let qp = &t.link.a.qp;
         qp.prepare_rw(Rw::write(&data, 5..LEN, t.remote, t.cx()))?;
-        let vector = data.into_owner().ok_or(EINVAL)?.into_inner();
+        let vector = data.take().ok_or(EINVAL)?.into_inner();
         check!(vector[..] == pattern(LEN)?[..]);
         Ok(())
     }

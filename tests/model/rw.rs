@@ -24,10 +24,14 @@ struct Ctx {
 
 impl Ctx {
     fn new() -> Arc<Self> {
-        Arc::new(Self {
+        let ctx = Self {
             state: RwState::new(),
             inner: UnsafeCell::new(0),
-        })
+        };
+        assert!(ctx.state.claim(RwState::IDLE, QP).is_err());
+        // As `RawCtx::fill`.
+        ctx.state.set(RwState::IDLE);
+        Arc::new(ctx)
     }
 
     /// As what a claim or a completion does with `inner`.
@@ -112,13 +116,13 @@ fn lost_memory_is_not_transferred() {
             let ctx = ctx.clone();
             thread::spawn(move || {
                 ctx.touch();
-                ctx.state.set(RwState::LOST);
+                ctx.state.set(RwState::EMPTY);
             })
         };
         assert!(ctx.state.claim(RwState::IDLE, OTHER).is_err());
         assert!(ctx.state.claim(QP | RwState::PREPARED, QP).is_err());
         completion.join().unwrap();
-        assert_eq!(ctx.state.claim(RwState::IDLE, OTHER), Err(RwState::LOST));
+        assert_eq!(ctx.state.claim(RwState::IDLE, OTHER), Err(RwState::EMPTY));
         assert_eq!(ctx.state.any_qp(), 0);
     });
 }
@@ -197,22 +201,65 @@ impl Prepared {
         }
     }
 
-    /// As `Inner::end_use`, in a thread.
+    /// As `Inner::end_use`.
+    fn end(&self) {
+        let mut list = self.list.lock().unwrap();
+        list.1 = true;
+        if core::mem::take(&mut list.0) {
+            self.take_back();
+        }
+        drop(list);
+        self.qp.destroy();
+    }
+
+    /// As `Prepared::end`, in a thread.
     fn end_qp(this: &Arc<Self>) -> thread::JoinHandle<()> {
         let this = this.clone();
-        thread::spawn(move || {
-            let mut list = this.list.lock().unwrap();
-            list.1 = true;
-            if core::mem::take(&mut list.0) {
-                this.take_back();
-            }
-            drop(list);
-            this.qp.destroy();
-        })
+        thread::spawn(move || this.end())
     }
 
     fn remove(&self) {
         self.list.lock().unwrap().0 = false;
+    }
+
+    /// As `Ctx::take` and `Ctx::fill`.
+    fn fill_again(&self) {
+        if self.ctx.state.is_prepared() {
+            self.remove();
+            if self.ctx.state.any_qp() != 0 {
+                self.finish();
+            }
+        }
+        self.ctx.touch();
+        self.ctx.state.set(RwState::EMPTY);
+        self.ctx.touch();
+        self.ctx.state.set(RwState::IDLE);
+    }
+
+    /// As `Qp::prepare_rw` for another QP.
+    fn prepare_for_other(&self) {
+        self.ctx.state.claim(RwState::IDLE, OTHER).unwrap();
+        self.ctx.touch();
+        self.remove();
+        self.ctx.state.set(OTHER | RwState::PREPARED);
+    }
+
+    /// The context is filled again and prepared for another QP while the first one ends. That end
+    /// is the thread which loom runs first, as it would not come to find the context taken back
+    /// otherwise.
+    fn fill_while_the_qp_ends(this: Arc<Self>) {
+        let filler = {
+            let this = this.clone();
+            thread::spawn(move || {
+                this.fill_again();
+                this.prepare_for_other();
+            })
+        };
+        this.end();
+        filler.join().unwrap();
+        // Once by the end of the first transfer, and by nothing since.
+        assert_eq!(this.ctx.touched(), 4);
+        assert_eq!(this.ctx.state.any_qp(), OTHER);
     }
 
     /// As the drop of a context.
@@ -234,6 +281,24 @@ fn prepared_transfer_is_dropped_or_taken_back() {
         prepared.free();
         end.join().unwrap();
         assert_eq!(prepared.ctx.touched(), 1);
+    });
+}
+
+#[test]
+fn prepared_transfer_is_filled_again_or_taken_back() {
+    loom::model(|| {
+        Prepared::fill_while_the_qp_ends(Prepared::new());
+    });
+}
+
+#[test]
+fn end_of_the_first_qp_leaves_what_was_filled_again() {
+    loom::model(|| {
+        let prepared = Prepared::new();
+        // It was posted and has completed, and is still in the list.
+        prepared.ctx.state.set(QP);
+        prepared.finish();
+        Prepared::fill_while_the_qp_ends(prepared);
     });
 }
 

@@ -145,7 +145,7 @@ impl<'a> Rw<'a> {
                 let end = match end {
                     Bound::Included(last) => last.saturating_add(1),
                     Bound::Excluded(end) => *end,
-                    Bound::Unbounded => ctx.len,
+                    Bound::Unbounded => ctx.len(),
                 };
                 Some(start..end)
             }
@@ -277,12 +277,49 @@ impl Port<'_> {
 
 /// Memory that a scatter list describes, and the context of its transfers (`struct rdma_rw_ctx`): a
 /// part of the owner that is moved into the send queue. It is pages of its own ([`Ctx::alloc`]), or
-/// the memory of another owner ([`Ctx::new`]).
+/// the memory of another owner ([`Ctx::new`], [`Ctx::fill`]).
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{prelude::*, rw::{Ctx, Rw}, sg::SgList};
+/// #[derive(HasCqe)]
+/// struct Answer {
+///     cqe: Cqe<Self>,
+///     data: Ctx<ToDevice, SgList<KVec<u8>>>,
+/// }
+///
+/// impl CqeHandler for Answer {
+///     type Pointer = Pin<KBox<Self>>;
+///     type Needs = Sleepable;
+///
+///     fn done(mut this: Self::Pointer, _wc: &Wc, _cx: &Sleepable) {
+///         // The context is kept for the next answer, without its memory.
+///         let _data: Option<KVec<u8>> = this.data.take().map(SgList::into_inner);
+///     }
+/// }
+///
+/// /// Allocates an answer, when the connection is made.
+/// fn allocate() -> Result<Pin<KBox<Answer>>> {
+///     Ok(KBox::pin(Answer { cqe: Cqe::new(), data: Ctx::empty(GFP_KERNEL)? }, GFP_KERNEL)?)
+/// }
+///
+/// fn answer(
+///     qp: &Qp<Workqueue>,
+///     mut answer: Pin<KBox<Answer>>,
+///     data: SgList<KVec<u8>>,
+///     to: Remote,
+///     cx: &Sleepable,
+/// ) -> Result {
+///     answer.data.fill(data)?;
+///     Ok(qp.post_rw(answer, |answer| Ok(Rw::write(&answer.data, .., to, cx)))?)
+/// }
+/// ```
 ///
 /// # Invariants
 ///
-/// The owner in `raw` is an `O`. This is covariant in `O`, as it is the only handle of the owner,
-/// and gives it back by value.
+/// The owner in `raw`, if there is one, is an `O`. This is covariant in `O`, as it is the only
+/// handle of the owner, and gives it back by value.
 pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages> {
     raw: KBox<RawCtx>,
     _owner: PhantomData<(D, O)>,
@@ -297,7 +334,9 @@ pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages>
 /// completion then. From a successful [`RawCtx::map`] to the end of the transfer its QP, whose
 /// address `state` has, counts it, and `inner.raw` is initialised for it. A context that is
 /// prepared is in the list of its QP, unless it is borrowed exclusively: the end of that takes it
-/// back.
+/// back. One that is not may still be in the list of a QP that it was prepared for: the end of that
+/// reads the state only. While `state` is [`RwState::EMPTY`] there is neither an owner nor a
+/// transfer.
 // It is not `Unpin`, so an exclusive reference does not claim that nothing else refers to it.
 #[repr(C)]
 struct RawCtx {
@@ -308,15 +347,16 @@ struct RawCtx {
     /// it.
     entry: UnsafeCell<Option<Arc<qp::Entry>>>,
     state: RwState,
-    /// The length of the memory.
-    len: usize,
+    /// The length of the memory. It changes only while the context is borrowed exclusively.
+    len: UnsafeCell<usize>,
     links: lost::Links,
 }
 
 /// # Invariants
 ///
 /// `all` is of the list that [`sg::SgOwner::sgl`] has returned, and that is there while `owner` is.
-/// From `first` on there are `count` entries of it: all, unless a part of the memory is transferred.
+/// From `first` on there are `count` entries of it: all, unless a part of the memory is
+/// transferred.
 #[repr(C)]
 struct Inner {
     /// C keeps addresses of parts of it in others. The first field: C is told its address most.
@@ -332,7 +372,6 @@ struct Inner {
     /// The first and the last entry, as they were before they were cut to the range.
     ends: Option<[sg::Extent; 2]>,
     all: bindings::sg_table,
-    /// `None` if a peer may still write to its memory.
     owner: Option<sg::AnyOwner>,
 }
 
@@ -376,39 +415,69 @@ impl Ctx {
 }
 
 impl<D: dma::Direction, O: sg::SgOwner<D>> Ctx<D, O> {
-    /// Makes the context of an owner's memory. Gives the owner back with `EINVAL` if the memory has
-    /// no bytes, 4 GiB and more, or more entries than C can make requests of: `KMALLOC_MAX_SIZE` by
-    /// 16, which is 1 GiB in pages of 4 KiB; with `ENOMEM`.
-    pub fn new(mut owner: O, flags: Flags) -> Result<Self, sg::SgMapError<O>> {
-        match RawCtx::new(owner.sgl().into_table(), flags) {
-            Ok(mut raw) => {
-                raw.inner.get_mut().owner = Some(sg::AnyOwner::new(owner));
+    /// Allocates a context without memory, whose transfers fail with `EINVAL`. Fails with `ENOMEM`.
+    pub fn empty(flags: Flags) -> Result<Self> {
+        // INVARIANT: There is no owner.
+        Ok(Self {
+            raw: RawCtx::new(flags)?,
+            _owner: PhantomData,
+        })
+    }
+
+    /// Makes the context of an owner's memory. Gives the owner back with `ENOMEM`, or as
+    /// [`Ctx::fill`].
+    pub fn new(owner: O, flags: Flags) -> Result<Self, sg::SgMapError<O>> {
+        match Self::empty(flags) {
+            Ok(mut this) => this.fill(owner).map(|()| this),
+            Err(error) => Err(sg::SgMapError { owner, error }),
+        }
+    }
+
+    /// Gives an owner's memory to a context that has none: a new one, or one whose memory was
+    /// [taken](Ctx::take) or lost (see [`Qp::post_rw`]). Allocates nothing. Any context.
+    ///
+    /// Gives the owner back with `EBUSY` if the context has memory; with `EINVAL` if the owner's
+    /// has no bytes, 4 GiB and more, or more entries than C can make requests of:
+    /// `KMALLOC_MAX_SIZE` by 16, which is 1 GiB in pages of 4 KiB.
+    pub fn fill(&mut self, mut owner: O) -> Result<(), sg::SgMapError<O>> {
+        if !self.raw.state.is_empty() {
+            return Err(sg::SgMapError {
+                owner,
+                error: EBUSY,
+            });
+        }
+        // SAFETY: This is borrowed exclusively and has no memory, so nothing else uses it. The
+        // owner has just returned the list, and is put into the context below.
+        match unsafe { self.raw.fill(owner.sgl().into_table()) } {
+            Ok(()) => {
                 // INVARIANT: The owner is an `O`.
-                Ok(Self {
-                    raw,
-                    _owner: PhantomData,
-                })
+                self.raw.inner.get_mut().owner = Some(sg::AnyOwner::new(owner));
+                Ok(())
             }
             Err(error) => Err(sg::SgMapError { owner, error }),
         }
     }
 
-    /// Returns the length of the memory, in bytes: zero if it is lost, see [`Qp::post_rw`].
-    #[expect(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
-        match self.raw.state.is_lost() {
-            true => 0,
-            false => self.raw.len,
-        }
-    }
-
-    /// Gives the owner back, unless its memory is lost. A transfer that was prepared is
-    /// [cancelled](Ctx::cancel). Any context.
-    pub fn into_owner(mut self) -> Option<O> {
+    /// Gives the owner back, after which the context can be [filled](Ctx::fill) again. A transfer
+    /// that was prepared is [cancelled](Ctx::cancel). Returns `None` if there is no memory, as that
+    /// is lost, for example. Any context.
+    pub fn take(&mut self) -> Option<O> {
         self.cancel();
         let owner = self.raw.inner.get_mut().owner.take()?;
+        // INVARIANT: There is no owner, and no transfer: this is borrowed exclusively, so it is not
+        // posted, and what was prepared has just ended.
+        self.raw.state.set(RwState::EMPTY);
         // SAFETY: By the type invariant the owner is an `O`.
         Some(unsafe { owner.into_inner() })
+    }
+
+    /// Returns the length of the memory, in bytes: zero if there is none.
+    #[expect(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        match self.raw.state.is_empty() {
+            true => 0,
+            false => self.raw.len(),
+        }
     }
 
     /// Unmaps the memory of a transfer that was prepared and is not to be posted
@@ -469,38 +538,60 @@ impl Inner {
 }
 
 impl RawCtx {
-    /// Makes a context without its owner. `all` is of the list that this has returned.
-    fn new(all: bindings::sg_table, flags: Flags) -> Result<KBox<Self>> {
-        // SAFETY: The owner, which the caller has, has just returned the list: it is valid.
-        let (len, _) = unsafe { sg::extent(&all)? };
-        if all.orig_nents as usize > MAX_ENTRIES {
-            return Err(EINVAL);
-        }
-        // INVARIANT: No transfer is posted. The entries are all of the list.
+    /// Makes a context without memory.
+    fn new(flags: Flags) -> Result<KBox<Self>> {
+        // INVARIANT: There is neither an owner nor a transfer. The list has no entries.
         let this = Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
             state: RwState::new(),
             inner: UnsafeCell::new(Inner {
                 user: ptr::null_mut(),
                 raw: Opaque::uninit(),
-                first: all.sgl,
-                count: all.orig_nents,
+                first: ptr::null_mut(),
+                count: 0,
                 dir: READ,
                 exposed: false,
                 ends: None,
-                all,
+                all: bindings::sg_table::default(),
                 owner: None,
             }),
             entry: UnsafeCell::new(None),
-            len: len as usize,
+            len: UnsafeCell::new(0),
             links: lost::Links::new(),
         };
-        // SAFETY: Nothing else uses the context yet.
-        this.state.set(unsafe { &*this.inner.get() }.idle());
         let this = KBox::new(this, flags)?;
         // SAFETY: The context is new, stays in its box, and removes itself when it is dropped.
         unsafe { lost::add(&*this) };
         Ok(this)
+    }
+
+    /// Makes all of a list that of the context.
+    ///
+    /// # Safety
+    ///
+    /// The context has no memory, and nothing else uses it. The list is one that an owner has
+    /// returned, which the caller puts into the context next if this succeeds.
+    unsafe fn fill(&mut self, all: bindings::sg_table) -> Result {
+        // SAFETY: An owner that is there has returned the list, as the caller promises.
+        let (len, _) = unsafe { sg::extent(&all)? };
+        if all.orig_nents as usize > MAX_ENTRIES {
+            return Err(EINVAL);
+        }
+        let inner = self.inner.get_mut();
+        inner.all = all;
+        inner.uncut();
+        let idle = inner.idle();
+        *self.len.get_mut() = len as usize;
+        // INVARIANT: No transfer has this.
+        self.state.set(idle);
+        Ok(())
+    }
+
+    /// Returns the length of the memory, of the last one if there is none.
+    #[inline]
+    fn len(&self) -> usize {
+        // SAFETY: Nobody borrows the context exclusively while there is a reference to it.
+        unsafe { *self.len.get() }
     }
 
     /// Returns the QP of the transfer that there is, for one who has this.
@@ -574,7 +665,7 @@ impl RawCtx {
         });
         match claimed {
             Ok(_) => {}
-            Err(RwState::LOST) => return Err(EINVAL),
+            Err(RwState::EMPTY) => return Err(EINVAL),
             Err(_) => return Err(EBUSY),
         }
         // SAFETY: The caller promises that the QP is valid.
@@ -583,12 +674,13 @@ impl RawCtx {
             let pages = (*qp.device).attrs.max_fast_reg_page_list_len;
             (qp.max_write_sge.min(qp.max_read_sge), pages, qp.port)
         };
-        let range = range.unwrap_or(0..self.len);
+        let len = self.len();
+        let range = range.unwrap_or(0..len);
         // C divides by the first two, and looks the port up.
-        if range.is_empty() || range.end > self.len || sges == 0 || pages == 0 || port == 0 {
+        if range.is_empty() || range.end > len || sges == 0 || pages == 0 || port == 0 {
             return Err(self.not_mapped(EINVAL));
         }
-        if range.len() != self.len {
+        if range.len() != len {
             // INVARIANT: The entries are some of the list.
             // SAFETY: This was claimed above, which keeps all others from `inner` and the list. By
             // the invariant of `Inner` that is there, as the memory is. The range is not empty and
@@ -691,7 +783,8 @@ impl RawCtx {
                 // SAFETY: The QP is this crate's, and counts the transfer until `end`.
                 unsafe { qp::keep_until_destroyed(qp.as_ptr(), left) };
             }
-            self.state.set(RwState::LOST);
+            // INVARIANT: There is no owner any longer, and the transfer has ended.
+            self.state.set(RwState::EMPTY);
         }
         transfers.end(ptr::null_mut());
     }
@@ -719,20 +812,32 @@ impl RawCtx {
         Ok(())
     }
 
-    /// Ends the transfer that is prepared, if there is one, and takes this out of the list of its
-    /// QP. Any context.
+    /// Ends the transfer that is prepared, if there is one, and then takes this out of the list of
+    /// its QP. Any context.
     ///
     /// # Safety
     ///
     /// This is not posted, and nothing but the end of its QP uses it.
     unsafe fn cancel(&self) {
+        if self.state.is_prepared() {
+            // SAFETY: As the caller promises.
+            unsafe { self.unlist() };
+            // SAFETY: The QP's end does not find this any longer, and nothing else uses it.
+            unsafe { self.finish(false) };
+        }
+    }
+
+    /// Takes this out of the list of the QP that it was prepared for last. Any context.
+    ///
+    /// # Safety
+    ///
+    /// This is not posted, and nothing but the end of its QP uses it.
+    unsafe fn unlist(&self) {
         // SAFETY: The end of the QP does not use this field, and nothing else does, as the caller
         // promises.
         if let Some(entry) = unsafe { (*self.entry.get()).take() } {
             entry.remove();
         }
-        // SAFETY: The QP's end does not find this any longer, and nothing else uses it.
-        unsafe { self.finish(false) };
     }
 
     /// Returns the first of the requests (`rdma_rw_ctx_wrs`). The last one, or `then`, which
@@ -775,8 +880,12 @@ impl qp::Prepared for RawCtx {
 impl Drop for RawCtx {
     fn drop(&mut self) {
         // SAFETY: This is being dropped, so no request is outstanding: a posted context is owned by
-        // the queue, and one that was posted in part by the QP until it is drained.
-        unsafe { self.cancel() };
+        // the queue, and one that was posted in part by the QP until it is drained. The QP's end
+        // does not find what is not listed.
+        unsafe {
+            self.unlist();
+            self.finish(false);
+        }
         // SAFETY: `RawCtx::new` has listed it.
         unsafe { lost::remove(self) };
     }
@@ -1061,9 +1170,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// [`Ctx::cpu`] does, until it is dropped.
     ///
     /// Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if the range is empty
-    /// or not inside of the memory, if that is lost, or the QP was created without contexts, is not
-    /// initialised, has no entries, or so few that C could not make the requests in one piece, or
-    /// MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all
+    /// or not inside of the memory, if there is none, or the QP was created without contexts, is
+    /// not initialised, has no entries, or so few that C could not make the requests in one piece,
+    /// or MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all
     /// are in use; `ENOMEM`. See Documentation/mr.rst.
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         // SAFETY: The context is borrowed, and the QP is valid. Nothing is posted.
@@ -1078,7 +1187,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// not mapped any more (`rdma_rw_ctx_destroy`).
     ///
     /// If a READ fails on iWARP, where the peer has a key, the context loses the memory: its length
-    /// is zero. The owner of that is dropped after the QP, and must not keep the QP.
+    /// is zero, and it can be [filled](Ctx::fill) again. The owner of what is lost is dropped after
+    /// the QP, and must not keep the QP.
     ///
     /// Fails with what `rw` says, or as [`Qp::prepare_rw`]; with `EINVAL` also if the context is to
     /// be prepared for this QP and is not, or an entry of the request that follows is of another

@@ -394,7 +394,7 @@ pub struct SgMap<O: SgOwner<D>, D: Direction> {
 // SAFETY: A shared reference gives access to the owner only if that is `Pages`, which is `Sync`.
 unsafe impl<O: SgOwner<D>, D: Direction> Sync for SgMap<O, D> {}
 
-/// Memory that could not be mapped.
+/// Memory that could not be mapped, or not be put into a [`Ctx`](crate::rw::Ctx).
 pub struct SgMapError<O> {
     /// Its owner.
     pub owner: O,

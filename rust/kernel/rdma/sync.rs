@@ -121,21 +121,21 @@ impl Users {
 /// # Invariants
 ///
 /// [`RwState::IDLE`] if it is not claimed, or [`RwState::LARGE`] if each transfer of its memory has
-/// to be looked at; [`RwState::LOST`] if its memory is lost; the address of the QP while a transfer
+/// to be looked at; [`RwState::EMPTY`] if it has no memory; the address of the QP while a transfer
 /// has it, with [`RwState::PREPARED`] while one is only prepared.
 pub(crate) struct RwState(AtomicUsize);
 
 impl RwState {
     pub(crate) const IDLE: usize = 0;
     pub(crate) const PREPARED: usize = 1;
-    pub(crate) const LOST: usize = 2;
+    pub(crate) const EMPTY: usize = 2;
     pub(crate) const LARGE: usize = 4;
     /// The state of no context.
     pub(crate) const NEVER: usize = usize::MAX;
 
     pub(crate) fn new() -> Self {
-        // INVARIANT: Nobody has it.
-        Self(AtomicUsize::new(Self::IDLE))
+        // INVARIANT: There is no memory yet.
+        Self(AtomicUsize::new(Self::EMPTY))
     }
 
     /// Claims a context in the state `from`, idle, large or prepared for this QP, for a transfer of
@@ -156,16 +156,17 @@ impl RwState {
 
     /// Returns whether somebody has a context of this state.
     pub(crate) fn is_claimed(state: usize) -> bool {
-        !matches!(state, Self::IDLE | Self::LOST | Self::LARGE) && state & Self::PREPARED == 0
+        !matches!(state, Self::IDLE | Self::EMPTY | Self::LARGE) && state & Self::PREPARED == 0
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
-        self.qp() == Self::LOST
+    pub(crate) fn is_empty(&self) -> bool {
+        self.qp() == Self::EMPTY
     }
 
-    /// Returns whether a transfer is only prepared, for one who excludes that it is posted.
+    /// Returns whether a transfer is only prepared. The caller excludes that one is posted.
+    /// Acquire: if not, the end of the QP no longer uses the context.
     pub(crate) fn is_prepared(&self) -> bool {
-        self.qp() & Self::PREPARED != 0
+        self.0.load(Ordering::Acquire) & Self::PREPARED != 0
     }
 
     /// Returns the address of the QP of the transfer that has it, for that.
@@ -177,7 +178,7 @@ impl RwState {
     /// Returns the QP of the transfer, prepared or not, for one who has the context; 0 for none.
     pub(crate) fn any_qp(&self) -> usize {
         match self.qp() {
-            Self::LOST | Self::LARGE => 0,
+            Self::EMPTY | Self::LARGE => 0,
             state => state & !Self::PREPARED,
         }
     }
