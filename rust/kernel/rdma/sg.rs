@@ -7,12 +7,17 @@
 
 use crate::{
     dma::{
+        DeviceReads,
         Direction,
         ToDevice, //
     },
     pd::Pd,
     prelude::internal::*,
-    qp, //
+    qp,
+    wr::{
+        Sge,
+        SgeList, //
+    }, //
 };
 use core::{
     ops::{
@@ -391,7 +396,8 @@ pub struct SgMap<O: SgOwner<D>, D: Direction> {
     _direction: PhantomData<D>,
 }
 
-// SAFETY: A shared reference gives access to the owner only if that is `Pages`, which is `Sync`.
+// SAFETY: A shared reference gives access to the owner only if that is `Pages`, which is `Sync`,
+// and to the list, which is only read then.
 unsafe impl<O: SgOwner<D>, D: Direction> Sync for SgMap<O, D> {}
 
 /// Memory that could not be mapped, or not be put into a [`Ctx`](crate::rw::Ctx).
@@ -427,6 +433,33 @@ impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
     pub fn into_owner(self) -> O {
         drop(self.list);
         self.owner
+    }
+}
+
+impl<O: SgOwner<D>, D: DeviceReads> SgMap<O, D> {
+    /// Returns entries for all of the memory, for the device to read: data that go with a message
+    /// instead of a key to them. Fails with `ENOSPC` if there are more than `N`, and with `EINVAL`
+    /// for more bytes than a message has, which is 2 GiB.
+    ///
+    /// Their number is that of the list after mapping, by which an IOMMU may have merged some
+    /// (`ib_dma_map_sg`).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, sg::{SgMap, SgOwner}, wr::SgeList};
+    /// /// Sends a command, and the data of a write that has up to four segments with it.
+    /// fn write<'a, O: SgOwner<ToDevice>>(
+    ///     command: &'a Buf<ToDevice>,
+    ///     data: &'a SgMap<O, ToDevice>,
+    /// ) -> Result<SendWr<'a, 5>> {
+    ///     let mut sges = SgeList::new(command.whole());
+    ///     sges.extend(&data.sges::<4>()?)?;
+    ///     Ok(SendWr::send(sges))
+    /// }
+    /// ```
+    pub fn sges<const N: usize>(&self) -> Result<SgeList<Sge<'_>, N>> {
+        self.list.sges()
     }
 }
 
@@ -564,6 +597,37 @@ impl MappedList {
             len,
             pages,
         })
+    }
+
+    /// Returns entries for all of the memory.
+    fn sges<const N: usize>(&self) -> Result<SgeList<Sge<'_>, N>> {
+        // To some devices the highest bit of a length has another meaning.
+        if self.len > i32::MAX as u32 {
+            return Err(EINVAL);
+        }
+        let table = &self.mapping.0.table;
+        let mut list = SgeList::new(self.sge(table.sgl));
+        let mut sg = table.sgl;
+        for _ in 1..table.nents {
+            // SAFETY: By the invariant of `Mapping` the list has so many entries that are mapped.
+            sg = unsafe { bindings::sg_next(sg) };
+            list.push(self.sge(sg))?;
+        }
+        Ok(list)
+    }
+
+    /// Returns an entry for one of the list, which is mapped.
+    fn sge(&self, sg: *mut bindings::scatterlist) -> Sge<'_> {
+        // SAFETY: The entry is valid, as the owner of the memory keeps the list.
+        let (addr, length) = unsafe { (bindings::sg_dma_address(sg), bindings::sg_dma_len(sg)) };
+        // INVARIANT: The memory is mapped for the device of the PD while this is borrowed.
+        Sge {
+            addr,
+            length,
+            lkey: self.pd.local_dma_lkey(),
+            pd: self.pd.id(),
+            _memory: PhantomData,
+        }
     }
 }
 

@@ -106,6 +106,15 @@ impl<E: Copy, const N: usize> SgeList<E, N> {
         self.len += 1;
         Ok(())
     }
+
+    /// Adds all entries of another list. Fails with `ENOSPC` if there is no room for them.
+    #[inline]
+    pub fn extend<const M: usize>(&mut self, list: &SgeList<E, M>) -> Result {
+        list.sges
+            .iter()
+            .take(list.len)
+            .try_for_each(|entry| self.push(*entry))
+    }
 }
 
 /// The entries of a request: an array, or a list whose length is known at run time only.
