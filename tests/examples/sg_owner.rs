@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Example of Documentation/mr.rst: a peer reads the memory of a request that another subsystem
-//! has made. tests/kunit/sg_owner.rs runs it.
+//! Example of Documentation/mr.rst: a peer reads or writes the memory of a request that another
+//! subsystem has made. tests/kunit/sg_owner.rs runs it.
 
 use kernel::{
     bindings,
@@ -13,12 +13,14 @@ use kernel::{
     sync::SpinLockIrq, //
 };
 use rdma::{
+    dma::OneWay,
     prelude::*,
     sg::{
         SgMap,
         SgOwner,
         Sgl, //
-    }, //
+    },
+    wr::SgeList, //
 };
 
 /// The most segments that a request has.
@@ -29,6 +31,7 @@ pub(crate) const SEGMENTS: usize = 8;
 pub(crate) struct Request {
     list: [bindings::scatterlist; SEGMENTS],
     segments: u32,
+    is_write: bool,
     pages: KVec<Page>,
 }
 
@@ -36,17 +39,19 @@ pub(crate) struct Request {
 ///
 /// # Invariants
 ///
-/// The first `segments` entries of the list are filled, each with a page of the request. Nothing
-/// else uses the list or the pages.
+/// The first `segments` entries of the list are filled, each with initialised bytes of a page of
+/// the request. Nothing else uses the list, or the pages of a read, and nothing else writes those
+/// of a write.
 pub(crate) struct Payload(KBox<Request>);
 
 impl Payload {
-    /// Makes the request that writes these bytes.
-    pub(crate) fn write(bytes: &[u8]) -> Result<Self> {
+    /// Makes the request that writes these bytes, or that reads as many in their place.
+    pub(crate) fn new(is_write: bool, bytes: &[u8]) -> Result<Self> {
         let mut request = KBox::new(
             Request {
                 list: [bindings::scatterlist::default(); SEGMENTS],
                 segments: 0,
+                is_write,
                 pages: KVec::new(),
             },
             GFP_KERNEL,
@@ -68,19 +73,37 @@ impl Payload {
         // INVARIANT: So many entries were just filled.
         Ok(Self(request))
     }
+
+    /// Completes the request, and returns its bytes.
+    pub(crate) fn complete(self) -> Result<KVec<u8>> {
+        let mut bytes = KVec::new();
+        for (page, entry) in self.0.pages.iter().zip(&self.0.list) {
+            let (from, len) = (bytes.len(), entry.length as usize);
+            bytes.resize(from + len, 0, GFP_KERNEL)?;
+            let to = bytes.get_mut(from..).ok_or(EINVAL)?;
+            // SAFETY: There is room for `len` bytes, and nothing writes the page.
+            unsafe { page.read_raw(to.as_mut_ptr(), 0, len) }?;
+        }
+        Ok(bytes)
+    }
 }
 
 // SAFETY: The list is in the box of the request, so it stays where it is, and by the type invariant
 // nothing else uses it. Its first `segments` entries are filled, with pages that are the request's,
-// and `sg_init_table()` has made it a list, whose end `sg_next` finds. Nobody writes the pages.
-unsafe impl SgOwner<ToDevice> for Payload {
-    fn sgl(&mut self) -> Sgl<ToDevice> {
-        Sgl::new(self.0.list.as_mut_ptr(), self.0.segments)
+// and `sg_init_table()` has made it a list, whose end `sg_next` finds. By the type invariant nobody
+// uses the pages of a read, or writes those of a write.
+unsafe impl SgOwner<OneWay> for Payload {
+    fn sgl(&mut self) -> Sgl<OneWay> {
+        let (first, segments) = (self.0.list.as_mut_ptr(), self.0.segments);
+        match self.0.is_write {
+            true => Sgl::to_device(first, segments),
+            false => Sgl::from_device(first, segments),
+        }
     }
 }
 
-/// The memory of a request, which a peer reads.
-type Lent = Region<ToDevice, SgMap<Payload, ToDevice>>;
+/// The memory of a request, mapped for the device.
+type Memory = SgMap<Payload, OneWay>;
 
 /// What has come back.
 pub(crate) type Back = Arc<SpinLockIrq<Option<Pin<KBox<Io>>>>>;
@@ -89,7 +112,7 @@ pub(crate) type Back = Arc<SpinLockIrq<Option<Pin<KBox<Io>>>>>;
 #[derive(HasCqe)]
 pub(crate) struct Io {
     cqe: Cqe<Self>,
-    pub(crate) lent: Lent,
+    pub(crate) lent: Region<OneWay, Memory>,
     back: Back,
 }
 
@@ -103,7 +126,7 @@ impl CqeHandler for Io {
     }
 }
 
-/// Lets the peer read a request's memory, and returns where that is.
+/// Lets the peer read the memory of a write, or write that of a read, and returns where it is.
 pub(crate) fn start(
     qp: &Qp<Softirq>,
     pd: &Pd,
@@ -118,7 +141,7 @@ pub(crate) fn start(
         back: back.clone(),
     };
     let io = KBox::pin(io, GFP_KERNEL)?;
-    Ok(qp.post_send(io, |io| Ok(RegWr::remote_read(&io.lent)))?)
+    Ok(qp.post_send(io, |io| Ok(RegWr::remote_one_way(&io.lent)))?)
 }
 
 /// Ends the access of the peer.
@@ -132,4 +155,47 @@ pub(crate) fn finish(io: Pin<KBox<Io>>) -> Result<(Payload, Mr)> {
     let io = KBox::into_inner(Pin::into_inner(io));
     let (mr, memory) = io.lent.into_parts().map_err(|_| EBUSY)?;
     Ok((memory.into_owner(), mr))
+}
+
+/// A command, and the data of a write that go with it.
+#[derive(HasCqe)]
+pub(crate) struct Command {
+    cqe: Cqe<Self>,
+    capsule: Buf<ToDevice>,
+    data: Memory,
+    back: Arc<SpinLockIrq<Option<Payload>>>,
+}
+
+impl CqeHandler for Command {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = context::Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
+        let Self { data, back, .. } = KBox::into_inner(Pin::into_inner(this));
+        *back.lock() = Some(data.into_owner());
+    }
+}
+
+/// The number of segments that go with a command.
+pub(crate) const INLINE: usize = 2;
+
+/// Sends a write with its data, if those have up to [`INLINE`] segments.
+pub(crate) fn send_inline(
+    qp: &Qp<Softirq>,
+    capsule: Buf<ToDevice>,
+    data: Memory,
+    back: &Arc<SpinLockIrq<Option<Payload>>>,
+) -> Result {
+    let command = Command {
+        cqe: Cqe::new(),
+        capsule,
+        data,
+        back: back.clone(),
+    };
+    let command = KBox::pin(command, GFP_KERNEL)?;
+    Ok(qp.post_send(command, |c| {
+        let mut sges = SgeList::<_, { 1 + INLINE }>::new(c.capsule.whole());
+        sges.extend(&c.data.sges::<INLINE>()?)?;
+        Ok(SendWr::send(sges))
+    })?)
 }

@@ -7,16 +7,20 @@ mod example;
 
 use crate::fixture::{
     pattern,
+    recv,
     Inbox,
-    Null, //
+    Null,
+    CAPS, //
 };
 use example::{
     finish,
     invalidate,
+    send_inline,
     start,
     Back,
     Io,
     Payload,
+    INLINE,
     SEGMENTS, //
 };
 use kernel::{
@@ -24,7 +28,10 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*, //
 };
-use rdma::prelude::*;
+use rdma::{
+    prelude::*,
+    sg::SgMap, //
+};
 
 /// Pages, not all of the last, and fewer than a request may have.
 const LEN: usize = 3 * PAGE_SIZE - 7;
@@ -38,7 +45,10 @@ struct Sides {
 impl Sides {
     fn new() -> Result<Self> {
         Ok(Self {
-            null: Null::new()?,
+            null: Null::with(&Caps {
+                send_sge: 1 + INLINE as u32,
+                ..CAPS
+            })?,
             back: Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?,
         })
     }
@@ -68,6 +78,14 @@ impl Sides {
         io.ok_or(EINVAL)
     }
 
+    /// Has the peer write, and returns whether it could.
+    fn write(&self, remote: Remote, bytes: &[u8]) -> Result<bool> {
+        let sent = Inbox::new()?;
+        let message = self.null.env.message(&sent, bytes)?;
+        (self.null.a).post_send(message, |m| Ok(SendWr::rdma_write([m.buf.whole()], remote)))?;
+        Ok(self.null.one(&sent)?.ok().is_ok())
+    }
+
     /// Has the peer read.
     fn read(&self, remote: Remote, len: usize) -> Result<KVec<u8>> {
         let sent = Inbox::new()?;
@@ -91,15 +109,79 @@ mod tests {
     #[test]
     fn peer_reads_what_is_filled() -> Result {
         let (sides, bytes) = (Sides::new()?, pattern(LEN)?);
-        let (io, remote) = sides.start(sides.mr()?, Payload::write(&bytes)?)?;
+        let (io, remote) = sides.start(sides.mr()?, Payload::new(true, &bytes)?)?;
         check_eq!(io.lent.len(), LEN);
         check!(sides.read(remote, LEN)?[..] == bytes[..]);
         let (_request, mr) = sides.end(io)?;
         // With the next one's memory the MR has another length.
-        let (io, remote) = sides.start(mr, Payload::write(&bytes[..5])?)?;
+        let (io, remote) = sides.start(mr, Payload::new(true, &bytes[..5])?)?;
         check_eq!(io.lent.len(), 5);
         check!(sides.read(remote, 5)?[..] == bytes[..5]);
         sides.end(io)?;
+        Ok(())
+    }
+
+    #[test]
+    fn peer_writes_what_is_read() -> Result {
+        let (sides, bytes) = (Sides::new()?, pattern(LEN)?);
+        let zeroes = KVec::from_elem(0, LEN, GFP_KERNEL)?;
+        let (io, remote) = sides.start(sides.mr()?, Payload::new(false, &zeroes)?)?;
+        check!(sides.write(remote, &bytes)?);
+        let (request, _mr) = sides.end(io)?;
+        check!(request.complete()?[..] == bytes[..]);
+        Ok(())
+    }
+
+    /// The access goes with the request, though the type of the region is one.
+    #[test]
+    fn peer_has_access_in_one_direction() -> Result {
+        for is_write in [false, true] {
+            let sides = Sides::new()?;
+            let (io, remote) = sides.start(sides.mr()?, Payload::new(is_write, &[7; 4])?)?;
+            match is_write {
+                true => check!(!sides.write(remote, &[8; 4])?),
+                false => check!(sides.read(remote, 4).is_err()),
+            }
+            drop(io);
+        }
+        Ok(())
+    }
+
+    /// A message of a command and two segments.
+    #[test]
+    fn data_go_with_the_command() -> Result {
+        let (sides, received) = (Sides::new()?, Inbox::new()?);
+        let (env, bytes) = (&sides.null.env, pattern(PAGE_SIZE + 9)?);
+        let back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
+        let zeroes = KVec::from_elem(0, bytes.len() + 3, GFP_KERNEL)?;
+        recv(&sides.null.a, env.message(&received, &zeroes)?)?;
+        let mut capsule = Buf::alloc(&env.pd, 3, &env.cx)?;
+        capsule.cpu().copy_from_slice(b"cmd");
+        let data = SgMap::new(&env.pd, Payload::new(true, &bytes)?)?;
+        send_inline(&sides.null.b, capsule, data, &back)?;
+        let mut message = sides.null.one(&received)?;
+        check_eq!(message.ok()?.byte_len, 3 + bytes.len());
+        check!(message.bytes()?[..3] == *b"cmd");
+        check!(message.bytes()?[3..] == bytes[..]);
+        let mut request = None;
+        sides.null.wait(|| {
+            request = back.lock().take();
+            request.is_some()
+        })?;
+        check!(request.ok_or(EINVAL)?.complete()?[..] == bytes[..]);
+        Ok(())
+    }
+
+    #[test]
+    fn data_of_too_many_segments_are_refused() -> Result {
+        let (sides, bytes) = (Sides::new()?, pattern(LEN)?);
+        let env = &sides.null.env;
+        let data = SgMap::new(&env.pd, Payload::new(true, &bytes)?)?;
+        check_err!(data.sges::<INLINE>().map(drop), ENOSPC);
+        data.sges::<3>()?;
+        // Nor does memory go that the device writes.
+        let data = SgMap::new(&env.pd, Payload::new(false, &bytes)?)?;
+        check_err!(data.sges::<3>().map(drop), EACCES);
         Ok(())
     }
 
@@ -107,7 +189,7 @@ mod tests {
     #[test]
     fn request_that_was_not_invalidated_does_not_come_back() -> Result {
         let sides = Sides::new()?;
-        let (io, _) = sides.start(sides.mr()?, Payload::write(&[1])?)?;
+        let (io, _) = sides.start(sides.mr()?, Payload::new(true, &[1])?)?;
         check!(finish(io).is_err());
         Ok(())
     }

@@ -223,8 +223,11 @@ impl Drop for CpuView<'_> {
     }
 }
 
+/// A direction of DMA, known when code is compiled ([`Direction`]) or when it runs ([`OneWay`]).
+pub trait AnyDirection: Sealed + Send + Sync + Unpin + 'static {}
+
 /// The direction of DMA, as `enum dma_data_direction`.
-pub trait Direction: Sealed + Send + Sync + Unpin + 'static {
+pub trait Direction: AnyDirection {
     /// The C value.
     #[doc(hidden)]
     const RAW: bindings::dma_data_direction;
@@ -249,6 +252,7 @@ macro_rules! direction {
         $(#[$doc])*
         pub enum $name {}
         impl Sealed for $name {}
+        impl AnyDirection for $name {}
         impl Direction for $name {
             const RAW: bindings::dma_data_direction = bindings::dma_data_direction::$raw;
         }
@@ -268,6 +272,15 @@ direction!(
     /// Memory that the device reads and writes.
     Bidirectional, DMA_BIDIRECTIONAL, [DeviceReads, DeviceWrites]
 );
+
+/// The device reads the memory or writes it: which of the two, its owner says when it is mapped, as
+/// that of a block request, which is a write or a read.
+///
+/// Memory of this direction is an [`SgMap`](crate::sg::SgMap), and peers get the access that goes
+/// with its direction, by [`RegWr::remote_one_way`](crate::wr::SendWr::remote_one_way).
+pub enum OneWay {}
+impl Sealed for OneWay {}
+impl AnyDirection for OneWay {}
 
 /// Mapped memory, which is unmapped and freed when it is dropped.
 ///

@@ -117,7 +117,7 @@ impl MemoryRef<'_> {
 }
 
 /// DMA-mapped memory, in direction `D`, that an MR can map: [`Buf`] and [`SgMap`](sg::SgMap).
-pub trait Memory<D: dma::Direction>: Sealed + Sized + Send + Sync + Unpin + 'static {
+pub trait Memory<D: dma::AnyDirection>: Sealed + Sized + Send + Sync + Unpin + 'static {
     #[doc(hidden)]
     fn get(&self) -> MemoryRef<'_>;
 
@@ -137,8 +137,8 @@ impl<D: dma::Direction> Memory<D> for Buf<D> {
     }
 }
 
-impl<O: sg::SgOwner<D>, D: dma::Direction> Sealed for sg::SgMap<O, D> {}
-impl<O: sg::SgOwner<D>, D: dma::Direction> Memory<D> for sg::SgMap<O, D> {
+impl<O: sg::SgOwner<D>, D: dma::AnyDirection> Sealed for sg::SgMap<O, D> {}
+impl<O: sg::SgOwner<D>, D: dma::AnyDirection> Memory<D> for sg::SgMap<O, D> {
     #[inline]
     fn get(&self) -> MemoryRef<'_> {
         MemoryRef::Map(&self.list)
@@ -479,7 +479,7 @@ impl<M> From<MapError<M>> for Error {
 /// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it has the
 /// state `S`. Both are there until this is dropped. This is covariant in `M`, as it is the only
 /// handle of the memory, and gives it back by value. States have no supertypes.
-pub struct Region<D: dma::Direction, M: Memory<D> = Buf<D>, S: State = Exclusive> {
+pub struct Region<D: dma::AnyDirection, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     mr: ManuallyDrop<Mr>,
     memory: ManuallyDrop<M>,
     iova: u64,
@@ -490,7 +490,7 @@ pub struct Region<D: dma::Direction, M: Memory<D> = Buf<D>, S: State = Exclusive
 /// A [`Region`] that threads share. Posts of its registrations and invalidations take a lock.
 pub type SharedRegion<D, M = Buf<D>> = Region<D, M, Shared>;
 
-impl<D: dma::Direction, M: Memory<D>> Region<D, M> {
+impl<D: dma::AnyDirection, M: Memory<D>> Region<D, M> {
     /// As [`Mr::alloc`] and [`Region::map`]. Fails with `EINVAL` if the memory is too large for the
     /// device's MRs; `ENOMEM`, or the driver's error.
     ///
@@ -555,7 +555,7 @@ impl<D: dma::Direction, M: Memory<D>> Region<D, M> {
     }
 }
 
-impl<D: dma::Direction, M: Memory<D>, S: State> Region<D, M, S> {
+impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     /// # Safety
     ///
     /// `mr` may have the state `S`. It maps a range of `memory`, at `iova`, or is claimed for ever.
@@ -682,7 +682,7 @@ impl<D: dma::Direction, M: OwnMemory<D>, S: State> Region<D, M, S> {
     }
 }
 
-impl<D: dma::Direction, M: Memory<D>, S: State> Drop for Region<D, M, S> {
+impl<D: dma::AnyDirection, M: Memory<D>, S: State> Drop for Region<D, M, S> {
     #[inline(never)]
     fn drop(&mut self) {
         let idle = self.is_idle();
@@ -733,7 +733,7 @@ unsafe impl<S: State + Sync> Send for RegOp<S> {}
 
 impl<'a, S: State> RegWr<'a, S> {
     #[inline]
-    fn reg<D: dma::Direction, M: Memory<D>>(region: &'a Region<D, M, S>, access: u32) -> Self {
+    fn reg<D: dma::AnyDirection, M: Memory<D>>(region: &'a Region<D, M, S>, access: u32) -> Self {
         // INVARIANT: The MR is the region's.
         let op = RegOp {
             mr: NonNull::from(&*region.mr.0),
@@ -767,6 +767,32 @@ impl<'a, S: State> RegWr<'a, S> {
         M: Memory<D>,
     {
         Self::reg(region, LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ)
+    }
+
+    /// Lets peers read the region if the device only reads its memory, and write it if the device
+    /// only writes that.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{dma::OneWay, prelude::*, sg::{SgMap, SgOwner}};
+    /// /// Starts a read or a write: what the peer may do goes with the request.
+    /// fn start<O: SgOwner<OneWay>>(
+    ///     region: &Region<OneWay, SgMap<O, OneWay>>,
+    /// ) -> RegWr<'_> {
+    ///     RegWr::remote_one_way(region)
+    /// }
+    /// ```
+    #[inline]
+    pub fn remote_one_way<O>(region: &'a Region<dma::OneWay, sg::SgMap<O, dma::OneWay>, S>) -> Self
+    where
+        O: sg::SgOwner<dma::OneWay>,
+    {
+        let access = match region.memory.is_to_device() {
+            true => REMOTE_READ,
+            false => LOCAL_WRITE | REMOTE_WRITE,
+        };
+        Self::reg(region, access)
     }
 
     /// Lets peers change words of the region atomically (`IB_ACCESS_REMOTE_ATOMIC`, which needs
@@ -978,7 +1004,7 @@ unsafe impl<S: State + Sync> Send for InvOp<S> {}
 impl<'a, S: State> InvWr<'a, S> {
     /// Ends the access of peers to the region.
     #[inline]
-    pub fn new<D: dma::Direction, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
+    pub fn new<D: dma::AnyDirection, M: Memory<D>>(region: &'a Region<D, M, S>) -> Self {
         // INVARIANT: The MR is the region's.
         let op = InvOp {
             mr: NonNull::from(&*region.mr.0),

@@ -7,8 +7,11 @@
 
 use crate::{
     dma::{
+        AnyDirection,
         DeviceReads,
         Direction,
+        FromDevice,
+        OneWay,
         ToDevice, //
     },
     pd::Pd,
@@ -307,18 +310,46 @@ impl Drop for OwnMapping {
 ///
 /// C keeps both in a `struct sg_table`, beside the number of entries that were allocated
 /// (`orig_nents`), of which `blk_rq_map_sg()` fills as many as the request has segments.
-pub struct Sgl<D: Direction> {
+///
+/// Of memory that goes [`OneWay`] it also says which.
+pub struct Sgl<D: AnyDirection> {
     first: *mut bindings::scatterlist,
     entries: u32,
+    dir: bindings::dma_data_direction,
     _direction: PhantomData<D>,
 }
 
 impl<D: Direction> Sgl<D> {
     /// Names the first `entries` entries of a list, which `sg_next` finds.
     pub fn new(first: *mut bindings::scatterlist, entries: u32) -> Self {
+        Self::of(first, entries, D::RAW)
+    }
+}
+
+impl Sgl<OneWay> {
+    /// Names the first `entries` entries of a list, which `sg_next` finds, of memory that the
+    /// device reads.
+    pub fn to_device(first: *mut bindings::scatterlist, entries: u32) -> Self {
+        Self::of(first, entries, ToDevice::RAW)
+    }
+
+    /// Names the first `entries` entries of a list, which `sg_next` finds, of memory that the
+    /// device writes.
+    pub fn from_device(first: *mut bindings::scatterlist, entries: u32) -> Self {
+        Self::of(first, entries, FromDevice::RAW)
+    }
+}
+
+impl<D: AnyDirection> Sgl<D> {
+    fn of(
+        first: *mut bindings::scatterlist,
+        entries: u32,
+        dir: bindings::dma_data_direction,
+    ) -> Self {
         Self {
             first,
             entries,
+            dir,
             _direction: PhantomData,
         }
     }
@@ -341,6 +372,34 @@ impl<D: Direction> Sgl<D> {
 ///
 /// [`Qp::post_rw`]: crate::qp::Qp::post_rw
 ///
+/// # Examples
+///
+/// ```
+/// use kernel::bindings;
+/// use rdma::{prelude::*, sg::{SgOwner, Sgl}};
+///
+/// struct Block {
+///     list: KBox<bindings::scatterlist>,
+///     _bytes: KBox<[u8; 512]>,
+/// }
+///
+/// impl Block {
+///     fn new(bytes: KBox<[u8; 512]>) -> Result<Self> {
+///         let mut list = KBox::new(bindings::scatterlist::default(), GFP_KERNEL)?;
+///         // SAFETY: The list is valid for writes, and the bytes are from kmalloc.
+///         unsafe { bindings::sg_init_one(&raw mut *list, bytes.as_ptr().cast(), 512) };
+///         Ok(Self { list, _bytes: bytes })
+///     }
+/// }
+///
+/// // SAFETY: The list is in a box and has one entry, of bytes that only this has.
+/// unsafe impl SgOwner<Bidirectional> for Block {
+///     fn sgl(&mut self) -> Sgl<Bidirectional> {
+///         Sgl::new(&raw mut *self.list, 1)
+///     }
+/// }
+/// ```
+///
 /// # Safety
 ///
 /// From the call of [`SgOwner::sgl`] on until the owner is dropped or given back:
@@ -350,14 +409,14 @@ impl<D: Direction> Sgl<D> {
 /// - there is at least one, `sg_next` leads from each to the next one and may be called for the
 ///   last one, too, and none is empty;
 /// - they are pages that are there, and neither freed nor given to anybody else;
-/// - nobody reads these by reference if the device writes (all directions but
-///   [`ToDevice`]), and nobody writes them by reference.
+/// - nobody reads these by reference if the device writes (all directions but [`ToDevice`], and
+///   [`Sgl::to_device`]), and nobody writes them by reference.
 ///
 /// The owner may be dropped in any context that a region or a [`Ctx`](crate::rw::Ctx) of it is
 /// dropped in, in the handler of a transfer, and in a work item. That must not wait for the device
 /// or for a client to go. An owner that keeps the QP is not for transfers by that on iWARP: see
 /// [`Qp::post_rw`].
-pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
+pub unsafe trait SgOwner<D: AnyDirection>: Send + Unpin + 'static {
     /// Returns the list. Called when it is not mapped.
     fn sgl(&mut self) -> Sgl<D>;
 }
@@ -389,7 +448,7 @@ pub unsafe trait SgOwner<D: Direction>: Send + Unpin + 'static {
 /// # Invariants
 ///
 /// This is covariant in `O`, as it is the only handle of the owner, and gives it back by value.
-pub struct SgMap<O: SgOwner<D>, D: Direction> {
+pub struct SgMap<O: SgOwner<D>, D: AnyDirection> {
     // The list is unmapped before its owner is dropped.
     pub(crate) list: MappedList,
     pub(crate) owner: O,
@@ -398,7 +457,7 @@ pub struct SgMap<O: SgOwner<D>, D: Direction> {
 
 // SAFETY: A shared reference gives access to the owner only if that is `Pages`, which is `Sync`,
 // and to the list, which is only read then.
-unsafe impl<O: SgOwner<D>, D: Direction> Sync for SgMap<O, D> {}
+unsafe impl<O: SgOwner<D>, D: AnyDirection> Sync for SgMap<O, D> {}
 
 /// Memory that could not be mapped, or not be put into a [`Ctx`](crate::rw::Ctx).
 pub struct SgMapError<O> {
@@ -414,12 +473,14 @@ impl<O> From<SgMapError<O>> for Error {
     }
 }
 
-impl<O: SgOwner<D>, D: Direction> SgMap<O, D> {
+impl<O: SgOwner<D>, D: AnyDirection> SgMap<O, D> {
     /// Maps the memory of an owner (`ib_dma_map_sg`). Any context. Gives the owner back with
     /// `EINVAL` for no bytes, or 4 GiB and more; `EIO` if mapping fails.
     pub fn new(pd: &Pd, mut owner: O) -> Result<Self, SgMapError<O>> {
+        let sgl = owner.sgl();
+        let dir = sgl.dir;
         // SAFETY: The owner keeps the memory until the list was unmapped.
-        match unsafe { MappedList::new(pd, owner.sgl().into_table(), D::RAW) } {
+        match unsafe { MappedList::new(pd, sgl.into_table(), dir) } {
             Ok(list) => Ok(Self {
                 list,
                 owner,
@@ -460,6 +521,22 @@ impl<O: SgOwner<D>, D: DeviceReads> SgMap<O, D> {
     /// ```
     pub fn sges<const N: usize>(&self) -> Result<SgeList<Sge<'_>, N>> {
         self.list.sges()
+    }
+}
+
+impl<O: SgOwner<OneWay>> SgMap<O, OneWay> {
+    /// As [`SgMap::sges`] of memory whose direction is known when code is compiled. Fails with
+    /// `EACCES` if the device writes the memory.
+    pub fn sges<const N: usize>(&self) -> Result<SgeList<Sge<'_>, N>> {
+        match self.is_to_device() {
+            true => self.list.sges(),
+            false => Err(EACCES),
+        }
+    }
+
+    /// Returns whether the device reads the memory, so that it does not write it.
+    pub(crate) fn is_to_device(&self) -> bool {
+        self.list.mapping.0.dir == ToDevice::RAW
     }
 }
 
