@@ -17,15 +17,11 @@ use crate::{
 };
 use kernel::{
     impl_has_work,
-    new_spinlock_irq,
     new_work,
     prelude::*,
-    sync::{
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
-        SpinLockIrq, //
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
     },
     time::{
         delay::fsleep,
@@ -37,6 +33,7 @@ use kernel::{
     }, //
 };
 use rdma::{
+    cq::HandlerCell,
     device::Device,
     prelude::*,
     qp::{
@@ -56,7 +53,8 @@ use rdma::{
         RecvRing,
         Sizes, //
     },
-    sg::SgList, //
+    sg::SgList,
+    wc::Success, //
 };
 
 /// The number of connections that may wait for their peers to confirm them.
@@ -136,7 +134,7 @@ impl Target {
             id,
             qp: Arc::new(qp, GFP_KERNEL)?,
             credits: RecvCredits::new(depth.into(), depth.into()),
-            answers <- new_spinlock_irq!(KVec::with_capacity(room, GFP_KERNEL)?),
+            answers: HandlerCell::new(cq, KVec::with_capacity(room, GFP_KERNEL)?)?,
             target: self.clone(),
             end <- new_work!("kv::target::Conn::end"),
         });
@@ -165,9 +163,8 @@ struct Conn {
     id: cm::Id,
     qp: Arc<Qp<Workqueue>>,
     credits: RecvCredits,
-    /// Answers that are not in use.
-    #[pin]
-    answers: SpinLockIrq<KVec<Pin<KBox<Answer>>>>,
+    /// Answers that are not in use. All completions are those of one CQ.
+    answers: HandlerCell<KVec<Pin<KBox<Answer>>>>,
     target: Arc<Target>,
     /// The end of the connection: the last event may be late, or never come.
     #[pin]
@@ -213,6 +210,7 @@ impl RecvHandler for Conn {
 
     fn received(mut message: Received<'_, Self>, cx: &InConn) {
         let Some(conn) = cx.get_arc() else { return };
+        let wc = *message.wc();
         let (_, bytes) = message.open();
         let request = conn.credits.received().and_then(|()| {
             let (request, inline) = Request::parse(&bytes)?;
@@ -224,7 +222,7 @@ impl RecvHandler for Conn {
         // Its receive is there before the reply gives a credit for it.
         drop(message);
         let request = conn.credits.posted(1).and(request);
-        if let Err(e) = request.and_then(|(request, value)| conn.serve(request, value, cx)) {
+        if let Err(e) = request.and_then(|(request, value)| conn.serve(&wc, request, value, cx)) {
             conn.violated(e);
         }
     }
@@ -261,9 +259,15 @@ impl Conn {
     }
 
     /// Serves a request, with the value that has come with it.
-    fn serve(&self, request: Request, value: KVVec<u8>, cx: &Sleepable) -> Result {
+    fn serve(
+        &self,
+        wc: &Success<'_>,
+        request: Request,
+        value: KVVec<u8>,
+        cx: &Sleepable,
+    ) -> Result {
         let store = &self.target.store;
-        let free = self.answers.lock().pop();
+        let free = self.answers.with(wc, |answers| answers.pop())?;
         let mut answer = free.map_or_else(|| Answer::new(&self.target.pd, cx), Ok)?;
         answer.request = request;
         let len = request.len();
@@ -410,7 +414,7 @@ impl CqeHandler for Answer {
         if let (Ok(_), Some(conn)) = (wc.result(), cx.get()) {
             conn.target.stats.add(Count::Served, 1);
             // One that finds no room is freed.
-            let _ = conn.answers.lock().push_within_capacity(this);
+            let _ = (conn.answers).with(wc, |answers| answers.push_within_capacity(this));
         }
     }
 }

@@ -45,6 +45,7 @@ use kernel::{
     }, //
 };
 use rdma::{
+    cq::HandlerCell,
     device::{
         GidType,
         Port,
@@ -664,6 +665,25 @@ mod tests {
             Ok(())
         })?;
         wait(|| back.get() == 1)
+    }
+
+    #[test]
+    fn value_of_handlers_is_lent() -> Result {
+        let (softirqs, link) = (Softirqs::new()?, Link::<Softirq>::new()?);
+        let (cell, lent) = (HandlerCell::new(&link.send_cq, 0)?, Counter::new()?);
+        let counts = lent.clone();
+        let lends = OnDone::<context::Atomic, _>::new(move |wc, _| {
+            if HandlerCell::with(&cell, wc, |value| *value += 1).is_ok() {
+                counts.up();
+            }
+            // The cell is dropped here.
+        })?;
+        // It fails later.
+        link.a
+            .qp
+            .post_send(lends, |_| Ok(SendWr::rdma_write([], NOWHERE)))?;
+        wait(|| lent.get() == 1)?;
+        softirqs.drop(HandlerCell::new(&link.send_cq, 0)?)
     }
 
     #[test]

@@ -45,6 +45,7 @@ suites! {
     device_event: suite_device_event,
     dma: suite_dma,
     drain: suite_drain,
+    handler_cell: suite_handler_cell,
     lost_end: suite_lost_end,
     ibcm: suite_ibcm,
     iwarp: suite_iwarp,

@@ -11,6 +11,10 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cq`);
 //! C source: `drivers/infiniband/core/cq.c`
 
+mod handler_cell;
+
+pub use handler_cell::HandlerCell;
+
 use crate::{
     atomic::{
         AtomicBool,

@@ -152,10 +152,20 @@ pub(crate) fn core_array(cq: &bindings::ib_cq) -> *const Wc {
     cq.wc.cast_const().cast()
 }
 
-/// A successful completion.
+/// A successful completion. It stands for the [`Wc`] where that is asked for, as by
+/// [`HandlerCell::with`](crate::cq::HandlerCell::with).
 #[derive(Clone, Copy)]
 pub struct Success<'a> {
     pub(crate) wc: &'a Wc,
+}
+
+impl core::ops::Deref for Success<'_> {
+    type Target = Wc;
+
+    #[inline]
+    fn deref(&self) -> &Wc {
+        self.wc
+    }
 }
 
 impl<'a> Success<'a> {
