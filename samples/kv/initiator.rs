@@ -77,6 +77,7 @@ struct Io;
 impl Exchange for Io {
     type Request = Posted;
     type Reply = Waiting;
+    type Connection = ();
     type Needs = context::Atomic;
 
     fn sent(_posted: &Posted, wc: &Wc, _cx: &context::Atomic) {
@@ -201,7 +202,7 @@ impl Conn {
         let qp = Arc::new(Qp::create(&id, pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
         let tag = |_| Self::tag(pd, cx);
         let init = try_pin_init!(Self {
-            tags: Tags::new(&qp, DEPTH.into(), GENERATION_BITS, tag, cx)?,
+            tags: Tags::new(&qp, (), DEPTH.into(), GENERATION_BITS, tag, cx)?,
             credits <- SendCredits::new(0, DEPTH.into()),
             pd: pd.clone(),
             stats: stats.clone(),

@@ -93,6 +93,7 @@ struct Through {
 impl Exchange for Call {
     type Request = Request;
     type Reply = Waiting;
+    type Connection = ();
     type Needs = context::Atomic;
 
     #[inline]
@@ -379,7 +380,7 @@ fn call(
         Ok((request, waiting))
     };
     let caller = Caller {
-        tags: Tags::new(&qp, args.depth, BITS, init, cx)?,
+        tags: Tags::new(&qp, (), args.depth, BITS, init, cx)?,
         qp,
         run: run.clone(),
         registers: args.load == Load::CallRate,

@@ -16,6 +16,7 @@ struct Io;
 impl Exchange for Io {
     type Request = Buf<ToDevice>;
     type Reply = u32;
+    type Connection = ();
     type Needs = context::Atomic;
 
     fn ended(mut tag: Tag<Self>) {

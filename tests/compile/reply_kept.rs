@@ -19,6 +19,7 @@ struct Io;
 impl Exchange for Io {
     type Request = Buf<ToDevice>;
     type Reply = u32;
+    type Connection = ();
     type Needs = context::Atomic;
 
     fn invalidated(reply: Reply<'_, Self>, _wc: &Wc, _cx: &context::Atomic) {

@@ -489,6 +489,7 @@ pub(crate) mod requests {
     impl Exchange for Get {
         type Request = Request;
         type Reply = Wanted;
+        type Connection = ();
         type Needs = Sleepable;
 
         /// The reply has come, and was no proof that the key is invalid. Now it is.
@@ -558,7 +559,7 @@ pub(crate) mod requests {
             };
             let conn = try_pin_init!(Self {
                 client: client.clone(),
-                tags: Tags::new(&qp, sizes::DEPTH, 16, make, cx)?,
+                tags: Tags::new(&qp, (), sizes::DEPTH, 16, make, cx)?,
                 id,
                 qp,
                 end <- new_work!("Initiator::end"),

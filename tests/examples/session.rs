@@ -135,12 +135,21 @@ impl Request {
         self.buf.write(8, &to.addr.to_le_bytes())
     }
 
-    fn finish(&self, status: Option<u32>) {
+    /// Returns whether there was a reply.
+    fn finish(&self, status: Option<u32>) -> bool {
         match status {
             Some(status) => pr_info!("read, status {status}\n"),
             None => pr_info!("there was no reply\n"),
         }
+        status.is_some()
     }
+}
+
+/// The object that the connections of a device belong to.
+struct Controller;
+
+impl Controller {
+    fn recover(&self) {}
 }
 
 impl Exchange for Read {
@@ -148,16 +157,26 @@ impl Exchange for Read {
     type Request = Request;
     /// What waits for the reply.
     type Reply = Option<u32>;
+    /// What the exchanges share.
+    type Connection = Arc<Controller>;
     type Needs = context::Atomic;
 
     fn ended(mut tag: Tag<Self>) {
         let (request, status) = tag.parts();
-        request.finish(status.take());
+        let is_answered = request.finish(status.take());
+        if !is_answered {
+            tag.connection().recover();
+        }
     }
 }
 
 /// Makes the exchanges of a QP.
-fn tags(qp: &Qp<Softirq>, pd: &Pd, cx: &Sleepable) -> Result<Tags<Read>> {
+fn tags(
+    qp: &Qp<Softirq>,
+    controller: &Arc<Controller>,
+    pd: &Pd,
+    cx: &Sleepable,
+) -> Result<Tags<Read>> {
     let make = |_| {
         let request = Request {
             region: Region::new(Buf::alloc(pd, 4096, cx)?, cx)?,
@@ -165,7 +184,17 @@ fn tags(qp: &Qp<Softirq>, pd: &Pd, cx: &Sleepable) -> Result<Tags<Read>> {
         };
         Ok((request, None))
     };
-    Tags::new(qp, 32, 16, make, cx)
+    Tags::new(qp, controller.clone(), 32, 16, make, cx)
+}
+
+/// Reads for a request of blk-mq, which has chosen the tag.
+fn queue_rq(tags: &Tags<Read>, qp: &Qp<Softirq>, tag: u16) -> Result {
+    // `EBUSY` if an exchange of this tag has not ended.
+    let tag = tags.take_at(tag)?;
+    tag.post(qp, |request, chain: &mut Chain<'_, 1>| {
+        chain.push(SendWr::send([request.buf.whole()]))
+    })?;
+    Ok(())
 }
 
 /// Reads where nothing may wait, if a tag is free.

@@ -187,6 +187,7 @@ struct Unanswered;
 impl Exchange for Unanswered {
     type Request = Buf<ToDevice>;
     type Reply = ();
+    type Connection = Arc<Counter>;
     type Needs = context::Atomic;
 }
 
@@ -712,8 +713,10 @@ mod tests {
         let received = Inbox::new()?;
         recv(&link.b.qp, link.env.message(&received, &[0; 8])?)?;
         let request = |_| Ok((Buf::alloc(&link.env.pd, 8, cx)?, ()));
-        let tags = Tags::<Unanswered>::new(&qp, 2, 4, request, cx)?;
+        let tags = Tags::<Unanswered>::new(&qp, Counter::new()?, 2, 4, request, cx)?;
         let tags = softirqs.call(move || {
+            let other = Tags::take_at(&tags, 0)?;
+            check_eq!(other.connection().up(), 1);
             let tag = Tags::take(&tags)?;
             Tag::post(tag, &qp, |buf, chain: &mut Chain<'_, 1>| {
                 chain.push(SendWr::send([buf.whole()]))

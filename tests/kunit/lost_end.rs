@@ -76,6 +76,7 @@ struct Request {
 impl Exchange for Io {
     type Request = Request;
     type Reply = ();
+    type Connection = ();
     type Needs = context::Atomic;
 
     fn ended(mut tag: Tag<Self>) {
@@ -97,7 +98,7 @@ fn exchanges_end<C: Polled>(lose: Injection, cq_fails: bool) -> Result {
         };
         Ok((request, ()))
     };
-    let tags = Tags::<Io>::new(&null.a, COUNT, 4, make, &null.env.cx)?;
+    let tags = Tags::<Io>::new(&null.a, (), COUNT, 4, make, &null.env.cx)?;
     null.inject(lose)?;
     for _ in 0..COUNT {
         let posted = tags

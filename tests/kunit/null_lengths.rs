@@ -36,6 +36,7 @@ struct Large;
 impl Exchange for Large {
     type Request = [u8; 200];
     type Reply = ();
+    type Connection = ();
     type Needs = context::Atomic;
 }
 
@@ -136,7 +137,7 @@ mod tests {
         let null = Null::<Softirq>::new()?;
         let new = |count| {
             let init = |_| Ok(([0; 200], ()));
-            Tags::<Large>::new(&null.a, count, 0, init, &null.env.cx).map(drop)
+            Tags::<Large>::new(&null.a, (), count, 0, init, &null.env.cx).map(drop)
         };
         check_err!(new(1 << 16), ENOMEM);
         new(1 << 10)

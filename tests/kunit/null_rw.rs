@@ -154,6 +154,7 @@ impl Parts {
 impl Exchange for Part {
     type Request = Part;
     type Reply = ();
+    type Connection = ();
     type Needs = context::Atomic;
 }
 
@@ -306,7 +307,7 @@ mod tests {
     fn table_with_a_prepared_context_goes_with_the_qp() -> Result {
         let parts = Parts::new()?;
         let (qp, cx) = (lone(&parts.null)?, &parts.null.env.cx);
-        Tags::<Part>::new(&qp, 1, 0, |_| Ok((parts.part(), ())), cx)?;
+        Tags::<Part>::new(&qp, (), 1, 0, |_| Ok((parts.part(), ())), cx)?;
         parts.end(qp)
     }
 

@@ -64,6 +64,23 @@ struct Log {
     gone: Arc<Counter>,
     /// The number of ends with a region that was idle.
     idle: Arc<Counter>,
+    /// Counted when the table is freed.
+    freed: Arc<Counter>,
+}
+
+/// The part that the exchanges share.
+struct Common {
+    log: Arc<Log>,
+    _freed: CountDrop,
+}
+
+impl Common {
+    fn new(log: &Arc<Log>) -> Self {
+        Self {
+            log: log.clone(),
+            _freed: CountDrop(log.freed.clone()),
+        }
+    }
 }
 
 /// The memory of a request, which is posted.
@@ -76,7 +93,6 @@ struct Request {
 /// The state of a request that waits for the reply.
 struct Wanted {
     value: Option<u32>,
-    log: Arc<Log>,
     _gone: CountDrop,
 }
 
@@ -85,6 +101,7 @@ struct Io;
 impl Exchange for Io {
     type Request = Request;
     type Reply = Wanted;
+    type Connection = Common;
     type Needs = context::Atomic;
 
     fn sent(request: &Request, wc: &Wc, _cx: &context::Atomic) {
@@ -103,11 +120,12 @@ impl Exchange for Io {
     fn ended(mut tag: rdma::session::tags::Tag<Self>) {
         let index = tag.id().index;
         let (request, wanted) = tag.parts();
-        if request.region.is_idle() {
-            wanted.log.idle.up();
+        let (is_idle, end) = (request.region.is_idle(), (index, wanted.value.take()));
+        let log = &tag.connection().log;
+        if is_idle {
+            log.idle.up();
         }
-        let end = (index, wanted.value.take());
-        if wanted.log.ends.lock().push(end, GFP_ATOMIC).is_err() {
+        if log.ends.lock().push(end, GFP_ATOMIC).is_err() {
             pr_err!("FAILED: no memory for an end\n");
         }
     }
@@ -171,7 +189,6 @@ fn make(env: &Env, log: &Arc<Log>) -> Result<(Request, Wanted)> {
     };
     let wanted = Wanted {
         value: None,
-        log: log.clone(),
         _gone: CountDrop(log.gone.clone()),
     };
     Ok((request, wanted))
@@ -179,13 +196,14 @@ fn make(env: &Env, log: &Arc<Log>) -> Result<(Request, Wanted)> {
 
 fn new_log() -> Result<Arc<Log>> {
     let (sent, failed) = (Counter::new()?, Counter::new()?);
-    let (gone, idle) = (Counter::new()?, Counter::new()?);
+    let (gone, idle, freed) = (Counter::new()?, Counter::new()?, Counter::new()?);
     let init = pin_init!(Log {
         ends <- new_spinlock_irq!(KVec::new()),
         sent,
         failed,
         gone,
         idle,
+        freed,
     });
     Arc::pin_init(init, GFP_KERNEL)
 }
@@ -204,7 +222,7 @@ impl<C: Polled + Provides<context::Atomic>> Ends<C> {
         let ends = Null::<C>::on(null, &CAPS)?;
         let (log, inbox) = (new_log()?, Inbox::new()?);
         let init = |_| make(&ends.env, &log);
-        let tags = Tags::new(&ends.a, count, BITS, init, &ends.env.cx)?;
+        let tags = Tags::new(&ends.a, Common::new(&log), count, BITS, init, &ends.env.cx)?;
         let tags = Arc::new(tags, GFP_KERNEL)?;
         let (qp, peer) = (Arc::new(ends.a, GFP_KERNEL)?, Arc::new(ends.b, GFP_KERNEL)?);
         let (env, dev) = (ends.env, ends.dev);
@@ -449,7 +467,14 @@ const EXCHANGES: u32 = 200;
 /// Threads have `EXCHANGES` each, of a few tags, and each gets its own reply.
 fn many(env: &Env, a: &Arc<Qp<Workqueue>>, b: &Arc<Qp<Workqueue>>) -> Result {
     let log = new_log()?;
-    let tags = Tags::new(a, COUNT, 16, |_| make(env, &log), &env.cx)?;
+    let tags = Tags::new(
+        a,
+        Common::new(&log),
+        COUNT,
+        16,
+        |_| make(env, &log),
+        &env.cx,
+    )?;
     let tags = Arc::new(tags, GFP_KERNEL)?;
     let (host, target) = (
         Conn::new(env, a, Some(tags.clone()))?,
@@ -814,7 +839,7 @@ mod tests {
             match order {
                 0 => {
                     drop((tags, held));
-                    check_eq!(log.gone.get(), 0);
+                    check_eq!((log.gone.get(), log.freed.get()), (0, 0));
                     drop(qp);
                 }
                 1 => {
@@ -828,11 +853,13 @@ mod tests {
                 _ => {
                     drop((qp, tags));
                     wait(|| log.ends.lock().len() == 2)?;
-                    check_eq!(log.gone.get(), 0);
+                    check_eq!((log.gone.get(), log.freed.get()), (0, 0));
+                    check!(Arc::ptr_eq(&held.connection().log, &log));
                     drop(held);
                 }
             }
             wait(|| log.gone.get() == COUNT as i32)?;
+            wait(|| log.freed.get() == 1)?;
             check_eq!(log.ends.lock().len(), 2);
             drop((cq, inbox));
         }
@@ -963,11 +990,82 @@ mod tests {
     }
 
     #[test]
+    fn tag_is_taken_by_its_index() -> Result {
+        let count = 2 * usize::BITS + 3;
+        let ends = Ends::<Softirq>::with(count)?;
+        let mut held: KVec<Tag> = KVec::new();
+        // From the last one on, so that no other is the first that is free.
+        for index in (0..count as u16).rev() {
+            let tag = ends.tags.take_at(index)?;
+            check_eq!(tag.id().index, index);
+            check_err!(ends.tags.take_at(index), EBUSY);
+            held.push(tag, GFP_KERNEL)?;
+        }
+        check_err!(ends.tags.take(), EAGAIN);
+        check_err!(ends.tags.take_at(count as u16), EINVAL);
+        check_err!(ends.tags.take_at(u16::MAX), EINVAL);
+        // The last one that was taken is that of index 0.
+        drop(held.pop());
+        check_err!(ends.tags.take_at(1), EBUSY);
+        let tag = ends.tags.take()?;
+        check_eq!(tag.id().index, 0);
+        check_err!(ends.tags.take_at(0), EBUSY);
+        drop((tag, held));
+        ends.all_free(count)?;
+        ends.tags.close(ECONNRESET);
+        check_err!(ends.tags.take_at(0), ECONNRESET);
+        Ok(())
+    }
+
+    /// As a request of blk-mq whose tag is used again, and as a command behind those.
+    #[test]
+    fn index_is_busy_until_its_exchange_has_ended() -> Result {
+        let ends = Ends::<Softirq>::new()?;
+        let last = COUNT as u16 - 1;
+        ends.hold(1)?;
+        let id = ends.post(ends.tags.take_at(last)?)?;
+        check_eq!(id.index, last);
+        check_err!(ends.tags.take_at(last), EBUSY);
+        check!(ends.reply(id, 7)?);
+        check_err!(ends.tags.take_at(last), EBUSY);
+        ends.release()?;
+        ends.wait_for_end()?;
+        check_eq!(&ends.ended()[..], &[(last, Some(7))]);
+        let next = ends.tags.take_at(last)?;
+        check_eq!(
+            (next.id().index, next.id().generation),
+            (last, id.generation + 1)
+        );
+        drop(next);
+        ends.all_free(COUNT)
+    }
+
+    #[test]
+    fn waiter_gets_a_tag_that_was_taken_by_its_index() -> Result {
+        let ends = Ends::<Workqueue>::with(1)?;
+        let tag = ends.tags.take_at(0)?;
+        let (tags, got) = (ends.tags.clone(), Counter::new()?);
+        let gets = got.clone();
+        ends.null.env.client.spawn(GFP_KERNEL, move |cx| {
+            if tags.wait(100_000, cx).is_ok() {
+                gets.up();
+            }
+            drop(tags);
+            gets.up();
+        })?;
+        check_err!(ends.tags.take_at(0), EBUSY);
+        drop(tag);
+        ends.wait(|| got.get() == 2)?;
+        ends.all_free(1)
+    }
+
+    #[test]
     fn table_is_refused() -> Result {
         let ends = Ends::<Softirq>::new()?;
         let (env, log) = (&ends.null.env, &ends.log);
         let new = |qp: &Qp<Softirq>, count, bits| {
-            Tags::<Io>::new(qp, count, bits, |_| make(env, log), &env.cx).map(drop)
+            let make = |_| make(env, log);
+            Tags::<Io>::new(qp, Common::new(log), count, bits, make, &env.cx).map(drop)
         };
         check_err!(new(&ends.qp, 0, 4), EINVAL);
         check_err!(new(&ends.qp, (1 << 16) + 1, 4), EINVAL);
@@ -981,6 +1079,7 @@ mod tests {
         check_err!(new(&env.raw_qp(&pooled, &CAPS)?, 1, 4), EINVAL);
         let made = Tags::<Io>::new(
             &ends.qp,
+            Common::new(log),
             2,
             4,
             |id| match id.index {

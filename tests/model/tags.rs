@@ -378,6 +378,11 @@ impl Table {
         self.word.take()
     }
 
+    fn take_at(&self, tag: u32) -> Option<u32> {
+        self.alive();
+        self.word.take_at(1 << tag).then_some(tag)
+    }
+
     /// As code that holds a tag.
     fn touch(&self, tag: u32) {
         // SAFETY: This is what is checked.
@@ -461,6 +466,61 @@ fn tag_has_one_holder() {
         }
         table.put(tag);
         other.join().unwrap();
+        assert_eq!(table.word.free(), 2);
+    });
+}
+
+/// By its index, where others take it so, and where they take any.
+#[test]
+fn tag_that_is_taken_by_its_index_has_one_holder() {
+    loom::model(|| {
+        let table = Table::new();
+        let takers: [fn(&Table) -> Option<u32>; 2] = [|table| table.take_at(0), Table::take];
+        let others = takers.map(|take| {
+            let table = table.clone();
+            thread::spawn(move || {
+                if let Some(tag) = take(&table) {
+                    table.touch(tag);
+                    table.put(tag);
+                }
+            })
+        });
+        if let Some(tag) = table.take_at(0) {
+            assert_eq!(tag, 0);
+            assert_eq!(table.take_at(0), None);
+            table.touch(tag);
+            table.put(tag);
+        }
+        for other in others {
+            other.join().unwrap();
+        }
+        assert_eq!(table.word.free(), 2);
+    });
+}
+
+/// A tag that is taken by its index while others wait is put under the lock.
+#[test]
+fn waiter_is_woken_by_a_tag_of_an_index() {
+    loom::model(|| {
+        let table = Table::new();
+        let tag = table.take_at(1).unwrap();
+        let other = table.take_at(0).unwrap();
+        let holder = {
+            let table = table.clone();
+            thread::spawn(move || {
+                table.touch(tag);
+                table.put(tag);
+                if let Some(tag) = table.take_at(1) {
+                    table.touch(tag);
+                    table.put(tag);
+                }
+            })
+        };
+        let got = table.wait();
+        table.touch(got);
+        holder.join().unwrap();
+        table.put(got);
+        table.put(other);
         assert_eq!(table.word.free(), 2);
     });
 }

@@ -106,7 +106,7 @@ fn post<C: Way>(t: &mut Turn<'_, C>, kind: Kind, null: &NullDevice, qp: &Arc<Qp<
     let cx = t.cx;
     match kind {
         Kind::Exchange => {
-            let tags = Tags::<Ask>::new(qp, 2, 0, |_| Conn::exchange(t.world, cx), cx)?;
+            let tags = Tags::<Ask>::new(qp, (), 2, 0, |_| Conn::exchange(t.world, cx), cx)?;
             for n in 0..2 {
                 let mut tag = tags.take()?;
                 let id = tag.id().to_u32();

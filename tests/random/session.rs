@@ -201,6 +201,7 @@ pub(crate) struct Ask;
 impl Exchange for Ask {
     type Request = Question;
     type Reply = Wanted;
+    type Connection = ();
     type Needs = context::Atomic;
 
     fn sent(request: &Question, _wc: &Wc, _cx: &context::Atomic) {
@@ -311,7 +312,7 @@ impl<C: Way> Conn<C> {
         cx: &Sleepable,
     ) -> Result<Arc<Self>> {
         let tally = &world.tally;
-        let tags = Tags::new(qp, TAGS, BITS, |_| Self::exchange(world, cx), cx)?;
+        let tags = Tags::new(qp, (), TAGS, BITS, |_| Self::exchange(world, cx), cx)?;
         let ring = SendRing::new(qp, OWNERS, INTERVAL, cx)?;
         let kept = KVec::with_capacity(RECVS as usize, GFP_KERNEL)?;
         let mut answers = KVec::new();

@@ -18,6 +18,7 @@
 //! impl Exchange for Get {
 //!     type Request = Buf<ToDevice>;
 //!     type Reply = Option<u64>;
+//!     type Connection = ();
 //!     type Needs = context::Atomic;
 //!
 //!     /// Both are back, or there is no connection any more.
@@ -109,6 +110,11 @@ pub trait Exchange: Sized + 'static {
     /// The part that waits for the reply. Its handler has it.
     type Reply: Send;
 
+    /// The part of the connection that all exchanges need, such as the controller that is told of
+    /// errors: see [`Tag::connection`]. The table has it, and drops it when the [`Tags`] and the QP
+    /// are gone and no tag is held. So it must own neither, or they keep each other.
+    type Connection: Send + Sync;
+
     /// The context that the handlers need.
     type Needs: Context;
 
@@ -126,6 +132,9 @@ pub trait Exchange: Sized + 'static {
     /// The send has completed and the reply was handled, or does not come: what that has left in
     /// the [`Reply`](Exchange::Reply) tells which. Any context: a handler, [`Tags::reclaim`], or a
     /// work item when the QP is destroyed.
+    ///
+    /// Where the tag is that of a request of blk-mq ([`Tags::take_at`]), drop it before the request
+    /// is ended: blk-mq may give the tag to the next request at once.
     fn ended(tag: Tag<Self>) {
         drop(tag);
     }
@@ -205,7 +214,8 @@ impl<X: Exchange> Clone for SlotRef<X> {
 
 impl<X: Exchange> Copy for SlotRef<X> {}
 
-// SAFETY: The parts are `Send`, and are used by one thread at a time, as the state says.
+// SAFETY: The parts are `Send`, and are used by one thread at a time, as the state says. The
+// connection is `Send` and `Sync`.
 unsafe impl<X: Exchange> Send for SlotRef<X> {}
 
 impl<X: Exchange> ops::Deref for SlotRef<X> {
@@ -315,6 +325,7 @@ struct Table<X: Exchange> {
     closed: AtomicI32,
     words: KVec<Word>,
     slots: KVec<Slot<X>>,
+    connection: X::Connection,
     #[pin]
     lock: sync::SpinLockIrq<Locked>,
     #[pin]
@@ -421,9 +432,10 @@ impl<X: Exchange> Table<X> {
 /// The table is valid, and counts this handle.
 struct Handle<X: Exchange>(NonNull<Table<X>>);
 
-// SAFETY: The parts are used by one thread at a time, and are `Send`.
+// SAFETY: The parts are used by one thread at a time, and are `Send`. The connection is `Send`.
 unsafe impl<X: Exchange> Send for Handle<X> {}
-// SAFETY: A tag is taken by one thread. Handlers of one CQ use the rest, one after the other.
+// SAFETY: A tag is taken by one thread. Handlers of one CQ use the rest, one after the other. The
+// connection is `Sync`.
 unsafe impl<X: Exchange> Sync for Handle<X> {}
 
 impl<X: Exchange> ops::Deref for Handle<X> {
@@ -457,7 +469,8 @@ impl<X: Exchange> Drop for Handle<X> {
 /// This holds the tag: no half is out. It is invariant in `X`, as the slot is.
 pub struct Tag<X: Exchange>(SlotRef<X>);
 
-// SAFETY: A shared one gives no access to the parts.
+// SAFETY: A shared one gives no access to the parts, and a shared reference to the connection,
+// which is `Sync`.
 unsafe impl<X: Exchange> Sync for Tag<X> {}
 
 impl<X: Exchange> Tag<X> {
@@ -475,6 +488,12 @@ impl<X: Exchange> Tag<X> {
     pub fn parts(&mut self) -> (&mut X::Request, &mut X::Reply) {
         // SAFETY: By the type invariant the tag is held, so nothing else uses the parts.
         unsafe { (&mut *self.0.request.get(), &mut *self.0.reply.get()) }
+    }
+
+    /// Returns the part of the connection that the exchanges share.
+    #[inline]
+    pub fn connection(&self) -> &X::Connection {
+        &self.0.table().connection
     }
 
     /// Posts the request, and waits for its reply from then on: [`Qp::post_chain`] of what `make`
@@ -660,12 +679,15 @@ impl<X: Exchange> Tags<X> {
     /// Makes `count` exchanges, whose parts `init` makes, for a QP. Peers return `generation_bits`
     /// bits, at most 16, of the number of an exchange.
     ///
+    /// All exchanges share `connection`, which is dropped if this fails.
+    ///
     /// Fails with `EINVAL` if both queues of the QP do not complete to one CQ, or that is
     /// [shared](crate::cq::Cq::pool_get), or if there are 0 or more than 65,536 exchanges, or too
     /// many bits; `ENOMEM`, as where all exchanges take more than `KMALLOC_MAX_SIZE` (4 MiB): put
     /// what is large into boxes; or the error of `init`.
     pub fn new<C>(
         qp: &Qp<C>,
+        connection: X::Connection,
         count: u32,
         generation_bits: u32,
         mut init: impl FnMut(TagId) -> Result<(X::Request, X::Reply)>,
@@ -710,6 +732,7 @@ impl<X: Exchange> Tags<X> {
             closed: AtomicI32::new(0),
             words,
             slots,
+            connection,
             lock <- kernel::new_spinlock_irq!(Locked {
                 waiters: 0,
                 // What is returned, and the keeper.
@@ -744,6 +767,24 @@ impl<X: Exchange> Tags<X> {
             // SAFETY: It was just taken.
             Some(tag) => Ok(unsafe { self.tag(0, tag) }),
             None => self.take_behind_first(),
+        }
+    }
+
+    /// Takes the tag of this index, if it is free: that of a request for which blk-mq has chosen it
+    /// (`rq->tag`), so that it is not chosen twice; or one behind those of blk-mq, for commands
+    /// that are no requests, as the asynchronous events of NVMe. Any context.
+    ///
+    /// Fails with `EINVAL` if there is no such tag; with `EBUSY` if it is held, or a half of its
+    /// exchange is out; or with the error of [`Tags::close`].
+    #[inline]
+    pub fn take_at(&self, index: u16) -> Result<Tag<X>> {
+        self.0.open()?;
+        let slot = self.0.slots.get(usize::from(index)).ok_or(EINVAL)?;
+        // SAFETY: By the invariant of `Slot` this is a word of the table, which `self` keeps.
+        match unsafe { slot.word.as_ref() }.take_at(slot.bit) {
+            // INVARIANT: The tag was free, so the caller holds it.
+            true => Ok(Tag(SlotRef(slot.into()))),
+            false => Err(EBUSY),
         }
     }
 

@@ -256,6 +256,13 @@ impl Word {
         old.ok().map(usize::trailing_zeros)
     }
 
+    /// Takes the tag of this bit. Returns whether it was free. Acquire: see [`Word::take`].
+    #[inline]
+    pub(super) fn take_at(&self, bit: usize) -> bool {
+        // INVARIANT: The caller holds the tag if it was free. Otherwise nothing changes.
+        self.0.fetch_and(!bit, Ordering::Acquire) & bit != 0
+    }
+
     /// Frees the tag of this bit, which the caller holds. Returns whether it did: otherwise the
     /// caller takes the lock of the table for it. Release: see [`Word::take`]. The caller does not
     /// use the table after it.
