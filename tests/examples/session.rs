@@ -18,6 +18,7 @@ use rdma::{
         RecvCredits,
         RecvHandler,
         RecvRing,
+        Room,
         SendCredits, //
     },
     wc::Success, //
@@ -225,4 +226,61 @@ fn replied(tags: &Tags<Read>, qp: &Qp<Softirq>, wc: &Success<'_>, id: u32, statu
         reply.post(qp, |request| Ok(InvWr::new(&request.region)))?;
     }
     Ok(())
+}
+
+/// The answer to a request, whose data and message are posted together.
+#[derive(HasCqe)]
+struct Answer {
+    cqe: Cqe<Self>,
+    data: Buf<ToDevice>,
+    to: Remote,
+    message: Buf<ToDevice>,
+    /// The number of work requests.
+    places: u32,
+    target: Arc<Target>,
+}
+
+struct Target {
+    qp: Qp<Softirq>,
+    room: Room<Pin<KBox<Answer>>>,
+}
+
+impl CqeHandler for Answer {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = context::Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
+        this.target.gone(this.places);
+    }
+}
+
+impl Target {
+    /// Answers now, or in the handler of another answer.
+    fn answer(&self, answer: Pin<KBox<Answer>>) -> Result {
+        if let Some(answer) = self.room.take(answer.places, answer)? {
+            self.post(answer);
+        }
+        Ok(())
+    }
+
+    fn post(&self, answer: Pin<KBox<Answer>>) {
+        let places = answer.places;
+        let posted = (self.qp).post_chain(answer, |answer, chain: &mut Chain<'_, 2>| {
+            chain.push(SendWr::rdma_write([answer.data.whole()], answer.to))?;
+            chain.push(SendWr::send([answer.message.whole()]))
+        });
+        if let Err(e) = posted {
+            self.gone(places.saturating_sub(e.posted()));
+        }
+    }
+
+    /// Work requests have completed, or were not posted.
+    fn gone(&self, places: u32) {
+        self.room.give(places, |next| self.post(next));
+    }
+
+    fn end(&self, cx: &Sleepable) -> Result {
+        self.room.close(ENOTCONN, drop);
+        self.qp.drain(cx)
+    }
 }

@@ -83,6 +83,7 @@ use rdma::{
         Connector,
         Reconnect,
         RecvCredits,
+        Room,
         SendCredits,
         Ticker, //
     },
@@ -727,6 +728,22 @@ mod tests {
         wait(|| received.len() == 1)?;
         tags.reclaim(&link.a.qp, cx)?;
         softirqs.drop(tags)
+    }
+
+    #[test]
+    fn places_are_taken_and_given() -> Result {
+        let (softirqs, link) = (Softirqs::new()?, Link::<Softirq>::new()?);
+        let room = Room::new(&link.a.qp, 2, 4, &link.env.cx)?;
+        let room = softirqs.call(move || {
+            check_eq!(Room::take(&room, 2, 1)?, Some(1));
+            check_eq!(Room::take(&room, 2, 2)?, None);
+            let mut resumed = 0;
+            Room::give(&room, 2, |owner| resumed = owner);
+            check_eq!(resumed, 2);
+            Room::close(&room, ENOTCONN, |_| ());
+            Ok(room)
+        })?;
+        softirqs.drop(room)
     }
 
     #[test]

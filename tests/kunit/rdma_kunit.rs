@@ -105,6 +105,7 @@ suites! {
     session_credits: suite_session_credits,
     session_end: suite_session_end,
     session_recv: suite_session_recv,
+    session_room: suite_session_room,
     session_sizes: suite_session_sizes,
     session_tags: suite_session_tags,
     sg: suite_sg,

@@ -18,6 +18,8 @@ pub use shim::sync;
 
 #[path = "../../rust/kernel/rdma/sync.rs"]
 mod counters;
+#[path = "../../rust/kernel/rdma/session/room/state.rs"]
+mod room_state;
 #[path = "../../rust/kernel/rdma/mr/state.rs"]
 mod state;
 #[path = "../../rust/kernel/rdma/session/tags/state.rs"]
@@ -35,6 +37,8 @@ mod region;
 mod reservation;
 #[cfg(test)]
 mod reuse;
+#[cfg(test)]
+mod room;
 #[cfg(test)]
 mod rw;
 #[cfg(test)]

@@ -684,6 +684,12 @@ pub(crate) struct Reservation {
     entries: i32,
 }
 
+impl Reservation {
+    pub(crate) fn entries(&self) -> u32 {
+        self.entries.unsigned_abs()
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.cq.free.release(self.entries);

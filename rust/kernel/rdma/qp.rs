@@ -410,6 +410,11 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
+    /// Returns the number of sends that may be outstanding besides the marker of a drain.
+    pub(crate) fn max_sends(&self) -> u32 {
+        self.send.entries().saturating_sub(1)
+    }
+
     /// Ends receives that the device has lost, after a drain, as they keep the QP. In the error
     /// state no receive succeeds, so handlers have posted none again since the first drain that is
     /// not flushed behind the markers of the second.

@@ -2,8 +2,8 @@
 
 //! Parts that protocols have between the verbs and their own messages.
 //!
-//! Receives that are posted again, tags of requests, credits, sizes of queues, ends of connections,
-//! timers and reconnecting, each usable without the others.
+//! Receives that are posted again, tags of requests, credits, room in a send queue, sizes of
+//! queues, ends of connections, timers and reconnecting, each usable without the others.
 //! See Documentation/session.rst.
 
 // What peers send is used here, and must not cause a panic.
@@ -11,6 +11,7 @@
 
 mod credits;
 mod recv;
+mod room;
 mod sizes;
 pub mod tags;
 mod timers;
@@ -27,6 +28,7 @@ pub use recv::{
     RecvHandler,
     RecvRing, //
 };
+pub use room::Room;
 pub use sizes::{
     Limit,
     Load,
