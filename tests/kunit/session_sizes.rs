@@ -25,10 +25,14 @@ use rdma::{
         Sizes, //
     }, //
 };
-use rdma_null::Injection;
+use rdma_null::{
+    Injection,
+    NullDevice, //
+};
 
 const TARGET: Load = Load {
     requests: 8,
+    at_once: 0,
     sends: 2,
     transfers: 2,
     pages: 16,
@@ -68,6 +72,161 @@ fn suffice(env: &Env, load: &Load) -> Result {
             .rw_contexts(sizes.rw_contexts, 1)
             .create(&env.cx)?;
         qps.push(qp, GFP_KERNEL)?;
+    }
+    Ok(())
+}
+
+/// An I/O queue of NVMe: 128 commands of 1 MiB.
+const DEPTH: u32 = 128;
+const PAGES: u32 = 256;
+
+/// The sizes of a queue, the places of drains included.
+#[derive(Debug)]
+struct Queue {
+    sends: u32,
+    recvs: u32,
+    entries: u32,
+    contexts: u32,
+}
+
+impl Queue {
+    /// Returns what `nvmet_rdma_create_queue_ib()` asks for, and what that has `rdma_rw_init_qp()`
+    /// add.
+    fn of_nvmet(env: &Env) -> Result<Self> {
+        let port = env.dev.port(1).ok_or(ENODEV)?;
+        let contexts = DEPTH * port.rw_contexts(PAGES)?;
+        let sends = DEPTH + 1 + port.rw_requests(contexts);
+        Ok(Self {
+            sends: sends.min(env.dev.attrs().max_qp_wr),
+            recvs: DEPTH + 1,
+            entries: DEPTH + 2 * DEPTH + 1,
+            contexts,
+        })
+    }
+
+    /// Returns the sizes of a queue of which `at_once` commands of 1 MiB are posted at a time.
+    fn with_room(env: &Env, at_once: u32) -> Result<(Self, Sizes)> {
+        let port = env.dev.port(1).ok_or(ENODEV)?;
+        let load = Load {
+            requests: DEPTH,
+            at_once,
+            sends: 1,
+            transfers: 1,
+            pages: PAGES,
+            send_sge: env.dev.attrs().max_send_sge,
+            recvs: DEPTH,
+            ..Load::NONE
+        };
+        let sizes = Sizes::new(&env.dev, 1, &load)?;
+        let this = Self {
+            sends: sizes.caps.send_wr + port.rw_requests(sizes.rw_contexts) + 1,
+            recvs: sizes.caps.recv_wr + 1,
+            entries: sizes.entries,
+            contexts: sizes.rw_contexts,
+        };
+        Ok((this, sizes))
+    }
+
+    /// Makes the queues and the CQ, and returns the sizes that the device has given.
+    fn given(&self, env: &Env) -> Result<Self> {
+        let port = env.dev.port(1).ok_or(ENODEV)?;
+        let caps = Caps {
+            send_sge: env.dev.attrs().max_send_sge,
+            ..Caps::new(
+                self.sends - port.rw_requests(self.contexts) - 1,
+                self.recvs - 1,
+            )
+        };
+        let entries = env.cq::<Softirq>(self.entries)?.entries();
+        // C does not reserve.
+        let cq = env.cq::<Softirq>(Caps::new(self.sends, self.recvs).entries())?;
+        let qp = InitAttr::new(&env.pd, &cq, &cq, &caps)
+            .rw_contexts(self.contexts, 1)
+            .create(&env.cx)?;
+        let caps = qp.query(&env.cx)?.caps;
+        Ok(Self {
+            sends: caps.send_wr,
+            recvs: caps.recv_wr,
+            entries,
+            contexts: self.contexts,
+        })
+    }
+
+    fn all(&self) -> u32 {
+        self.sends + self.recvs + self.entries
+    }
+
+    /// Fails if this is more than 1.25 of another.
+    #[track_caller]
+    fn is_little_more_than(&self, other: &Self) -> Result {
+        pr_info!(
+            "{} entries, in C {}: {self:?}, {other:?}\n",
+            self.all(),
+            other.all()
+        );
+        check!(4 * self.all() <= 5 * other.all());
+        check!(self.contexts <= other.contexts);
+        Ok(())
+    }
+}
+
+/// With a room an I/O queue is not much longer than that of C, whose CQ is too short for what it
+/// may have to flush. Without it, it is.
+fn is_io_queue_short(env: &Env) -> Result {
+    let nvmet = Queue::of_nvmet(env)?;
+    let (queue, _) = Queue::with_room(env, DEPTH / 4)?;
+    queue.is_little_more_than(&nvmet)?;
+    queue.given(env)?.is_little_more_than(&nvmet.given(env)?)?;
+    let (all, _) = Queue::with_room(env, 0)?;
+    check!(4 * all.all() > 5 * nvmet.all());
+    Ok(())
+}
+
+/// Whatever has its places finds room, in the queue and in the pool of MRs, for transfers of any
+/// size.
+fn places_are_there(env: &Env, dev: &NullDevice, pages: u32, at_once: u32) -> Result {
+    let load = Load {
+        requests: 64,
+        at_once,
+        sends: 1,
+        transfers: 1,
+        pages,
+        recvs: 1,
+        ..Load::NONE
+    };
+    let sizes = Sizes::new(&env.dev, 1, &load)?;
+    check_eq!(
+        sizes.places,
+        sizes.caps.send_wr + (env.dev.port(1).ok_or(ENODEV)?).rw_requests(sizes.rw_contexts)
+    );
+    check!(at_once * (sizes.transfer(pages) + 1) <= sizes.places);
+    for pages in [1, pages / 3 + 1, pages] {
+        let done = Counter::new()?;
+        let cq = env.cq::<Direct>(sizes.entries)?;
+        let qp = InitAttr::new(&env.pd, &cq, &cq, &sizes.caps)
+            .rw_contexts(sizes.rw_contexts, 1)
+            .create(&env.cx)?;
+        dev.inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+        let count = (sizes.places / (sizes.transfer(pages) + 1)).min(load.requests);
+        check!(count >= at_once);
+        for _ in 0..count {
+            let transfer = Transfer {
+                cqe: Cqe::new(),
+                data: Ctx::alloc(pages as usize * PAGE_SIZE, &env.cx)?,
+                done: done.clone(),
+            };
+            qp.post_rw(KBox::pin(transfer, GFP_KERNEL)?, |x| {
+                let remote = Remote { addr: 0, rkey: 0 };
+                Ok(Rw::read(&x.data, .., remote, &env.cx))
+            })?;
+            let sent = done.clone();
+            let send = OnDone::<context::Atomic, _>::new(move |_, _| {
+                sent.up();
+            })?;
+            qp.post_send(send, |_| Ok(SendWr::send([])))?;
+        }
+        while cq.process(64) > 0 {}
+        check_eq!(done.get() as u32, 2 * count);
     }
     Ok(())
 }
@@ -126,6 +285,7 @@ fn are_limits_found(env: &Env) -> Result {
     // Products that do not fit into 32 bits, nor into 64.
     let most = Load {
         requests: u32::MAX,
+        at_once: 0,
         sends: u32::MAX,
         transfers: u32::MAX,
         pages: u32::MAX / 2,
@@ -171,6 +331,34 @@ mod tests {
     #[test]
     fn queues_of_these_sizes_are_made_on_iwarp() -> Result {
         suffice(&NullEnv::iwarp()?.env, &TARGET)
+    }
+
+    #[test]
+    fn io_queue_is_short() -> Result {
+        is_io_queue_short(&Env::new()?)
+    }
+
+    #[test]
+    fn io_queue_is_short_on_null() -> Result {
+        is_io_queue_short(&NullEnv::new()?.env)
+    }
+
+    #[test]
+    fn io_queue_is_short_on_iwarp() -> Result {
+        is_io_queue_short(&NullEnv::iwarp()?.env)
+    }
+
+    #[test]
+    fn places_are_there_on_null() -> Result {
+        let null = NullEnv::new()?;
+        places_are_there(&null.env, &null.dev, 8, 4)
+    }
+
+    /// A transfer of so many pages takes two MRs.
+    #[test]
+    fn places_are_there_on_iwarp() -> Result {
+        let null = NullEnv::iwarp()?;
+        places_are_there(&null.env, &null.dev, 300, 2)
     }
 
     #[test]

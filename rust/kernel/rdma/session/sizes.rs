@@ -41,6 +41,10 @@ use crate::{
 pub struct Load {
     /// The number of requests.
     pub requests: u32,
+    /// The number of requests that may have all their work requests posted at a time, at their
+    /// largest, while others wait in a [`Room`](super::Room); more of smaller ones may. 0 if all
+    /// requests may.
+    pub at_once: u32,
     /// The number of work requests that each of them posts to the send queue besides its transfers:
     /// the answer, or the SEND, a registration and its invalidation.
     pub sends: u32,
@@ -65,6 +69,7 @@ impl Load {
     /// No requests, of one entry each, on one connection.
     pub const NONE: Self = Self {
         requests: 0,
+        at_once: 0,
         sends: 0,
         transfers: 0,
         pages: 0,
@@ -147,6 +152,33 @@ pub struct Sizes {
     /// The number of entries of a CQ that serves both queues of all connections. An SRQ takes one
     /// more for each of its slots.
     pub entries: u32,
+    /// The number of work requests that the requests may have posted at a time, for
+    /// [`Room::new`](super::Room::new). The places of [`Load::other_sends`] are not among them.
+    pub places: u32,
+    transfer: Transfer,
+}
+
+/// The work requests of a transfer.
+#[derive(Clone, Copy, Debug)]
+struct Transfer {
+    /// The number of pages of the largest one, and of its contexts.
+    pages: u32,
+    contexts: u32,
+    /// The number of work requests of a context, at the most.
+    requests: u32,
+    /// The number of pages of a work request without an MR.
+    sges: u32,
+}
+
+impl Transfer {
+    /// Returns the number of work requests of a transfer of so many pages, at the most.
+    fn places(&self, pages: u32) -> u32 {
+        // As many contexts for a page as the largest transfer has, which is not less than it takes.
+        let contexts = times(pages, self.contexts).div_ceil(self.pages.max(1).into());
+        let counted = contexts.saturating_mul(self.requests.into());
+        let requests = counted.max(pages.div_ceil(self.sges).into());
+        requests.try_into().unwrap_or(u32::MAX)
+    }
 }
 
 /// Returns the number that was asked for, if the device has as many.
@@ -181,23 +213,41 @@ impl Sizes {
                 has: 0,
             })?,
         };
-        let transfers = within(Limit::SendWr, times(load.requests, load.transfers), max_wr)?;
-        let rw_contexts = within(Limit::SendWr, times(transfers, each), max_wr)?;
-        if port.has(Protocol::Iwarp) || attrs.max_sgl_rd != 0 {
-            within(Limit::Mr, rw_contexts.into(), attrs.max_mr)?;
-        }
+        let at_once = match load.at_once {
+            0 => load.requests,
+            at_once => at_once.min(load.requests),
+        };
         // Without an MR a request has no more pages than entries. The core counts as many for each
         // context as one by an MR takes, or one.
         let sges = load.send_sge.min(attrs.max_sge_rd).max(1);
-        let more = (load.pages.div_ceil(sges)).saturating_sub(port.rw_requests(each));
-        let sends = times(load.requests, load.sends)
+        let requests = port.rw_requests(1).max(1);
+        let transfer = Transfer {
+            pages: load.pages,
+            contexts: each,
+            requests,
+            sges,
+        };
+        let transfers = within(Limit::SendWr, times(at_once, load.transfers), max_wr)?;
+        let transferred = match transfers {
+            0 => 0,
+            _ => times(transfers, transfer.places(load.pages)),
+        };
+        // Each has places for its work requests, so small transfers do not need more contexts.
+        let rw_contexts = times(load.requests, load.transfers)
+            .saturating_mul(each.into())
+            .min(transferred.div_ceil(requests.into()));
+        let rw_contexts = within(Limit::SendWr, rw_contexts, max_wr)?;
+        if port.has(Protocol::Iwarp) || attrs.max_sgl_rd != 0 {
+            within(Limit::Mr, rw_contexts.into(), attrs.max_mr)?;
+        }
+        let counted = port.rw_requests(rw_contexts).into();
+        let sends = times(at_once, load.sends)
             .saturating_add(load.other_sends.into())
-            .saturating_add(times(transfers, more));
+            .saturating_add(transferred.saturating_sub(counted));
         // The drain of each queue needs one more.
         let drain = 1;
-        let all = sends
-            .saturating_add(port.rw_requests(rw_contexts).into())
-            .saturating_add(drain);
+        let posted = sends.saturating_add(counted);
+        let all = posted.saturating_add(drain);
         let all = within(Limit::SendWr, all, max_wr)?;
         within(
             Limit::RecvWr,
@@ -218,6 +268,26 @@ impl Sizes {
             },
             rw_contexts,
             entries: within(Limit::Cqe, times(entries, load.connections), attrs.max_cqe)?,
+            // Not more than all of them.
+            places: posted.saturating_sub(load.other_sends.into()) as u32,
+            transfer,
         })
+    }
+
+    /// Returns the number of places that a transfer of `pages` pages takes in a
+    /// [`Room`](super::Room), at the most. A request takes as many for each of its transfers, and
+    /// one for each of its other work requests.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::session::Sizes;
+    /// /// The places of a request that transfers so many pages and is answered by a SEND.
+    /// fn places(sizes: &Sizes, pages: u32) -> u32 {
+    ///     sizes.transfer(pages).saturating_add(1)
+    /// }
+    /// ```
+    pub fn transfer(&self, pages: u32) -> u32 {
+        self.transfer.places(pages)
     }
 }
