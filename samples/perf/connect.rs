@@ -110,7 +110,7 @@ impl Server {
 }
 
 impl cm::Accept for Server {
-    fn request(&self, request: cm::Request<'_>, cx: &Sleepable) {
+    fn request(self: ArcBorrow<'_, Self>, request: cm::Request<'_>, cx: &Sleepable) {
         if let Err(e) = self.accept(request, cx) {
             self.run.fail(e);
         }

@@ -159,18 +159,17 @@ impl Instance {
 
     /// Starts the server.
     pub(crate) fn listen(self: &Arc<Self>, cx: &Sleepable) -> Result {
-        let server = Arc::new(Server(self.clone()), GFP_KERNEL)?;
         let mut listener = self.listener.lock();
         let addr = self.start(State::Listening)?.addr;
-        let listening = cm::Listener::new(&self.client, addr, BACKLOG, server, cx)
-            .inspect_err(|e| self.stopped(*e))?;
+        let listening = cm::Listener::new(&self.client, addr, BACKLOG, self.clone(), cx)
+            .inspect_err(|e| self.no_listener(*e))?;
         // One that was left over has stopped by itself.
         *listener = Some(listening);
         Ok(())
     }
 
     /// The server has no listener, any more or at all.
-    fn stopped(&self, e: Error) {
+    fn no_listener(&self, e: Error) {
         self.ended(e.into());
         self.note(|report| report.state = State::Failed);
     }
@@ -224,34 +223,30 @@ impl Instance {
     }
 }
 
-/// The handler of a listener's events.
-struct Server(Arc<Instance>);
-
-impl cm::Accept for Server {
-    fn request(&self, request: cm::Request<'_>, cx: &Sleepable) {
+/// The handler of the listener's events.
+impl cm::Accept for Instance {
+    fn request(self: ArcBorrow<'_, Self>, request: cm::Request<'_>, cx: &Sleepable) {
         // A request that is dropped is refused.
-        if let Err(e) = self.accept(request, cx) {
-            self.0.ended(e.into());
+        if let Err(e) = accept(self.into(), request, cx) {
+            self.ended(e.into());
         }
     }
 
     /// The device that the server listened on is gone.
-    fn stopped(&self) {
-        self.0.stopped(ENODEV);
+    fn stopped(self: ArcBorrow<'_, Self>) {
+        self.no_listener(ENODEV);
     }
 }
 
-impl Server {
-    fn accept(&self, request: cm::Request<'_>, cx: &Sleepable) -> Result {
-        if request.initiator_depth() == 0 {
-            return Err(EPROTO); // The peer allows no RDMA READ.
-        }
-        let reads = request.responder_resources().min(1);
-        let id = request.into_id(cx)?;
-        let instance = self.0.clone();
-        self.0.client.spawn(GFP_KERNEL, move |cx| {
-            Conn::run(&instance, id, cx, |conn, cx| serve(conn, reads, cx))
-                .unwrap_or_else(|e| instance.ended(e.into()));
-        })
+fn accept(instance: Arc<Instance>, request: cm::Request<'_>, cx: &Sleepable) -> Result {
+    if request.initiator_depth() == 0 {
+        return Err(EPROTO); // The peer allows no RDMA READ.
     }
+    let reads = request.responder_resources().min(1);
+    let id = request.into_id(cx)?;
+    let client = instance.client.clone();
+    client.spawn(GFP_KERNEL, move |cx| {
+        Conn::run(&instance, id, cx, |conn, cx| serve(conn, reads, cx))
+            .unwrap_or_else(|e| instance.ended(e.into()));
+    })
 }

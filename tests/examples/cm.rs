@@ -21,7 +21,7 @@ impl cm::Handler for Connection {
 }
 
 impl cm::Connect for Connection {
-    fn resolved(&self, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
+    fn resolved(self: &Arc<Self>, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
         let qp = Qp::create(id, &self.pd, &self.cq, &self.cq, &CAPS, cx)?;
         // Post receives.
         self.qp.populate(qp);

@@ -23,7 +23,7 @@ use kernel::{
 use rdma::prelude::*;
 
 /// The answer of a [`Dialer`] that is asked for a QP.
-type Resolve = fn(&Dialer, &cm::Id, &Sleepable) -> Result;
+type Resolve = fn(&Arc<Dialer>, &cm::Id, &Sleepable) -> Result;
 
 /// A connection that is being made, which owns its QP.
 #[pin_data]
@@ -60,11 +60,21 @@ impl Dialer {
         )
     }
 
-    fn make_qp(&self, id: &cm::Id, cx: &Sleepable) -> Result {
+    fn make_qp(self: &Arc<Self>, id: &cm::Id, cx: &Sleepable) -> Result {
         let cq = Cq::alloc_any(self.pd.device(), 64, cx)?;
         let qp = Qp::create(id, &self.pd, &cq, &cq, &Caps::new(4, 4), cx)?;
         self.qp.populate(qp);
         Ok(())
+    }
+
+    /// Makes a QP whose context is the connection, which owns it.
+    fn make_own_context(self: &Arc<Self>, id: &cm::Id, cx: &Sleepable) -> Result {
+        self.make_qp(id, cx)?;
+        self.qp()?.set_context(self.clone(), cx)
+    }
+
+    fn qp(&self) -> Result<&Qp<Softirq>> {
+        self.qp.as_ref().ok_or(ENOTCONN)
     }
 
     /// Says that the handler has been told nothing.
@@ -92,7 +102,7 @@ impl cm::Handler for Dialer {
 }
 
 impl cm::Connect for Dialer {
-    fn resolved(&self, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
+    fn resolved(self: &Arc<Self>, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
         self.resolved.up();
         (self.resolve)(self, id, cx)?;
         Ok(cm::ConnParam::default())
@@ -147,6 +157,22 @@ mod tests {
         id.disconnect(&env.cx)?;
         wait(|| dialer.disconnected.get() == 1)?;
         check!(dialer.failure.lock().is_none());
+        drop((id, dialer));
+        wait(|| gone.get() == 1)
+    }
+
+    /// A QP that is made when the route is known may keep the connection.
+    #[test]
+    fn connection_is_the_context_of_its_qp() -> Result {
+        let (env, gone) = (Env::new()?, Counter::new()?);
+        let addr = env.addr();
+        let _listener = listen(&env, addr, accepts(&env, b""))?;
+        let (id, dialer) = begin(&env, addr, &gone, Dialer::make_own_context)?;
+        wait(|| dialer.established.get() == 1)?;
+        id.disconnect(&env.cx)?;
+        wait(|| dialer.disconnected.get() == 1)?;
+        check_err!(dialer.qp()?.set_context(dialer.clone(), &env.cx), EBUSY);
+        dialer.qp()?.clear_context(&env.cx)?;
         drop((id, dialer));
         wait(|| gone.get() == 1)
     }

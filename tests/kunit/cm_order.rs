@@ -32,7 +32,7 @@ impl cm::Handler for NoQp {
 }
 
 impl cm::Connect for NoQp {
-    fn resolved(&self, _id: &cm::Id, _cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
+    fn resolved(self: &Arc<Self>, _id: &cm::Id, _cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
         Err(ENOSPC)
     }
 }

@@ -140,7 +140,7 @@ impl cm::Handler for Ulp {
 }
 
 impl cm::Connect for Ulp {
-    fn resolved(&self, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
+    fn resolved(self: &Arc<Self>, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
         self.make_qp(id, cx)?;
         Ok(cm::ConnParam::default())
     }
@@ -157,7 +157,7 @@ impl cm::Handler for Asker {
 }
 
 impl cm::Connect for Asker {
-    fn resolved(&self, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
+    fn resolved(self: &Arc<Self>, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
         let cq = Cq::alloc_any(self.pd.device(), 64, cx)?;
         let caps = Caps::new(4, 4);
         self.qp.put(Qp::create(id, &self.pd, &cq, &cq, &caps, cx)?);

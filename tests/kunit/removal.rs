@@ -63,17 +63,17 @@ fn unused_address(env: &Env) -> Result<Ipv6Addr> {
 struct Ear(Arc<Counter>);
 
 impl ibcm::Accept for Ear {
-    fn request(&self, _request: ibcm::Request<'_>, _cx: &Sleepable) {}
+    fn request(self: ArcBorrow<'_, Self>, _request: ibcm::Request<'_>, _cx: &Sleepable) {}
 
-    fn stopped(&self) {
+    fn stopped(self: ArcBorrow<'_, Self>) {
         self.0.up();
     }
 }
 
 impl cm::Accept for Ear {
-    fn request(&self, _request: cm::Request<'_>, _cx: &Sleepable) {}
+    fn request(self: ArcBorrow<'_, Self>, _request: cm::Request<'_>, _cx: &Sleepable) {}
 
-    fn stopped(&self) {
+    fn stopped(self: ArcBorrow<'_, Self>) {
         self.0.up();
     }
 }
@@ -87,9 +87,9 @@ struct Busy {
 }
 
 impl ibcm::Accept for Busy {
-    fn request(&self, _request: ibcm::Request<'_>, _cx: &Sleepable) {}
+    fn request(self: ArcBorrow<'_, Self>, _request: ibcm::Request<'_>, _cx: &Sleepable) {}
 
-    fn stopped(&self) {
+    fn stopped(self: ArcBorrow<'_, Self>) {
         if wait(|| self.knowing.get() == self.all).is_ok() {
             self.done.up();
         }

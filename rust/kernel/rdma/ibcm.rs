@@ -496,20 +496,21 @@ unsafe extern "C" fn on_event(
     0
 }
 
-/// The handler of a listener's events.
+/// The handler of a listener's events. A work item that a method starts gets a reference by
+/// `Arc::from(self)`.
 pub trait Accept: Send + Sync + 'static {
     /// A peer wants to connect: [`Request::accept`] it, [`Request::reject`] it, or drop it, which
     /// rejects it as well ([`CONSUMER_DEFINED`](cm::RejectReason::CONSUMER_DEFINED)). Other
     /// callbacks wait for this to return.
-    fn request(&self, request: Request<'_>, cx: &Sleepable);
+    fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable);
 
     /// The device goes, and the listener with it.
-    fn stopped(&self) {}
+    fn stopped(self: ArcBorrow<'_, Self>) {}
 }
 
 /// A function that is called with each request. Its errors are reported, ten in each five seconds.
 impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
-    fn request(&self, request: Request<'_>, cx: &Sleepable) {
+    fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable) {
         let refused = request.refused;
         if let Err(e) = self(request, cx) {
             refused.set(true);
@@ -555,7 +556,7 @@ impl removal::OnRemoval for Listening {
         self.stop();
         // A handler that waits here holds up all others.
         let _in_callback = InCallback::enter();
-        self.accept.stopped();
+        self.accept.as_arc_borrow().stopped();
     }
 }
 
@@ -588,7 +589,7 @@ unsafe extern "C" fn on_listener_event(
         taken: &taken,
         refused: &refused,
     };
-    listening.accept.request(request, &cx);
+    listening.accept.as_arc_borrow().request(request, &cx);
     if refused.get() || !taken.get() {
         listening.object.add_refused();
     }

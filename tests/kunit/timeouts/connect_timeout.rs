@@ -45,7 +45,7 @@ impl cm::Handler for Dialer {
 }
 
 impl cm::Connect for Dialer {
-    fn resolved(&self, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
+    fn resolved(self: &Arc<Self>, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
         let cq = Cq::alloc_any(self.pd.device(), 64, cx)?;
         self.qp
             .populate(Qp::create(id, &self.pd, &cq, &cq, &CAPS, cx)?);

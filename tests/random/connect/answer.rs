@@ -36,7 +36,7 @@ pub(crate) fn accept(world: &Arc<World>, id: cm::Id, rng: &mut Rng, cx: &Sleepab
 pub(crate) struct Answers(pub(crate) Arc<World>);
 
 impl cm::Accept for Answers {
-    fn request(&self, request: cm::Request<'_>, cx: &Sleepable) {
+    fn request(self: ArcBorrow<'_, Self>, request: cm::Request<'_>, cx: &Sleepable) {
         let mut rng = self.0.rng();
         if rng.once_in(12) {
             return;
@@ -80,7 +80,7 @@ impl IbAnswers {
 }
 
 impl ibcm::Accept for IbAnswers {
-    fn request(&self, request: ibcm::Request<'_>, cx: &Sleepable) {
+    fn request(self: ArcBorrow<'_, Self>, request: ibcm::Request<'_>, cx: &Sleepable) {
         let mut rng = self.world.rng();
         match rng.below(8) {
             // A request that is not answered is rejected.

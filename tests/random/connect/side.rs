@@ -279,7 +279,7 @@ impl cm::Handler for Side {
 }
 
 impl cm::Connect for Side {
-    fn resolved(&self, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
+    fn resolved(self: &Arc<Self>, id: &cm::Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
         let mut rng = self.world.rng();
         if rng.once_in(10) {
             return Err(EPERM);

@@ -167,7 +167,7 @@ impl Id {
         dst: SocketAddr,
         timeout_ms: u32,
         handler: Arc<dyn cm::Handler>,
-        connect: Arc<dyn Connect>,
+        connect: Arc<dyn AnyConnect>,
     ) -> Result {
         let connect = AsyncConnect {
             id: self.clone(),
@@ -384,17 +384,41 @@ impl Id {
 }
 
 /// The handler of a connection that [`Id::connect_to`] makes.
-pub trait Connect: cm::Handler {
+pub trait Connect: cm::Handler + Sized {
     /// The route is known: make the QP of `id`, post receives, and return the parameters with which
     /// the crate asks the peer (`rdma_connect_locked`). Called in process context, once, before any
-    /// event. An error becomes [`cm::Event::Failed`].
-    fn resolved(&self, id: &Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>>;
+    /// event. An error becomes [`cm::Event::Failed`]. Receives, or the QP's context, may keep a
+    /// clone of `self`.
+    fn resolved(self: &Arc<Self>, id: &Id, cx: &Sleepable) -> Result<cm::ConnParam<'_>>;
+}
+
+/// A [`Connect`] of any type.
+trait AnyConnect: Send + Sync {
+    /// Calls [`Connect::resolved`], and `ask` with the parameters.
+    fn resolve(
+        self: ArcBorrow<'_, Self>,
+        id: &Id,
+        ask: &mut dyn FnMut(&cm::ConnParam<'_>) -> Result,
+        cx: &Sleepable,
+    ) -> Result;
+}
+
+impl<H: Connect> AnyConnect for H {
+    fn resolve(
+        self: ArcBorrow<'_, Self>,
+        id: &Id,
+        ask: &mut dyn FnMut(&cm::ConnParam<'_>) -> Result,
+        cx: &Sleepable,
+    ) -> Result {
+        let this = Arc::from(self);
+        ask(&this.resolved(id, cx)?)
+    }
 }
 
 /// A connection that is made by its events. Keeps the id until the peer was asked.
 pub(crate) struct AsyncConnect {
     id: Id,
-    connect: Arc<dyn Connect>,
+    connect: Arc<dyn AnyConnect>,
     timeout_ms: u32,
 }
 
@@ -407,30 +431,33 @@ impl AsyncConnect {
                 self.id.state.resolve_route(self.timeout_ms)
             }
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED => {
-                let param = self.connect.resolved(&self.id, cx)?;
-                let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
-                let param = self.id.qp_param(&param)?;
-                let conn = &self.id.state.conn;
-                // SAFETY: The id is locked in its callback. The private data are the handler's.
-                let ask = || unsafe {
-                    (self.id).call_with_qp(bindings::rdma_connect_locked, param, timer)
-                };
-                let disconnect = conn.ask(ask)?;
-                // On iWARP the callback of the event that the connection is there disconnects, and
-                // the driver bounds the time that the peer has.
-                if self.id.device().is_ok_and(Device::is_iwarp) {
-                    return Ok(());
-                }
-                if disconnect {
-                    // SAFETY: The id is alive by the invariant of `RawId`, and was just connected.
-                    let _ = unsafe { RdmaCm::disconnect(conn, self.id.state.as_raw()) };
-                } else if let Some(pending) = self.id.state.pending.as_ref() {
-                    pending.arm(timeout_ms);
-                }
-                Ok(())
+                let connect = self.connect.as_arc_borrow();
+                connect.resolve(&self.id, &mut |param| self.ask(param), cx)
             }
             _ => Ok(()),
         }
+    }
+
+    /// Asks the peer, in the callback of the id.
+    fn ask(&self, param: &cm::ConnParam<'_>) -> Result {
+        let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
+        let param = self.id.qp_param(param)?;
+        let conn = &self.id.state.conn;
+        // SAFETY: The id is locked in its callback. The private data are the caller's.
+        let ask = || unsafe { (self.id).call_with_qp(bindings::rdma_connect_locked, param, timer) };
+        let disconnect = conn.ask(ask)?;
+        // On iWARP the callback of the event that the connection is there disconnects, and the
+        // driver bounds the time that the peer has.
+        if self.id.device().is_ok_and(Device::is_iwarp) {
+            return Ok(());
+        }
+        if disconnect {
+            // SAFETY: The id is alive by the invariant of `RawId`, and was just connected.
+            let _ = unsafe { RdmaCm::disconnect(conn, self.id.state.as_raw()) };
+        } else if let Some(pending) = self.id.state.pending.as_ref() {
+            pending.arm(timeout_ms);
+        }
+        Ok(())
     }
 }
 
@@ -802,19 +829,20 @@ impl deferred::Teardown for State {
     }
 }
 
-/// The handler of a listener's events.
+/// The handler of a listener's events. A work item that a method starts gets a reference by
+/// `Arc::from(self)`.
 pub trait Accept: Send + Sync + 'static {
     /// A peer wants to connect: take the id with [`Request::into_id`], or drop the request.
-    fn request(&self, request: Request<'_>, cx: &Sleepable);
+    fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable);
 
     /// The device that the listener was bound to, if it was to one, goes, and the listener with it.
-    fn stopped(&self) {}
+    fn stopped(self: ArcBorrow<'_, Self>) {}
 }
 
 /// A function that is called with each request. Its errors are reported, ten in each five seconds
 /// for all ULPs together.
 impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
-    fn request(&self, request: Request<'_>, cx: &Sleepable) {
+    fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable) {
         let refused = request.refused;
         if let Err(e) = self(request, cx) {
             refused.set(true);
@@ -853,7 +881,7 @@ impl workqueue::WorkItem for Listening {
 
     fn run(this: Arc<Self>) {
         this.destroy();
-        this.accept.stopped();
+        this.accept.as_arc_borrow().stopped();
     }
 }
 
@@ -908,7 +936,7 @@ impl Listening {
             taken: &taken,
             refused: &refused,
         };
-        self.accept.request(request, cx);
+        self.accept.as_arc_borrow().request(request, cx);
         let pending = taken.take();
         if refused.get() || pending.is_none() {
             self.object.add_refused();
