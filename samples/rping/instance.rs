@@ -168,6 +168,21 @@ impl Instance {
         Ok(())
     }
 
+    /// Makes another listener on the same address, if the server was not stopped.
+    fn listen_again(self: &Arc<Self>, cx: &Sleepable) {
+        let mut listener = self.listener.lock();
+        if self.report().state != State::Listening {
+            return;
+        }
+        let old = listener.take().map_or(Ok(()), |l| l.destroy(cx));
+        let addr = self.config().addr;
+        let new = || cm::Listener::new(&self.client, addr, BACKLOG, self.clone(), cx);
+        match old.and_then(|()| new()) {
+            Ok(new) => *listener = Some(new),
+            Err(e) => self.no_listener(e),
+        }
+    }
+
     /// The server has no listener, any more or at all.
     fn no_listener(&self, e: Error) {
         self.ended(e.into());
@@ -230,6 +245,15 @@ impl cm::Accept for Instance {
         if let Err(e) = accept(self.into(), request, cx) {
             self.ended(e.into());
         }
+    }
+
+    /// A bond has the address of another interface. Connections end when their peers find out.
+    fn addr_changed(self: ArcBorrow<'_, Self>) {
+        let this = Arc::from(self);
+        let again = self
+            .client
+            .spawn(GFP_KERNEL, move |cx| this.listen_again(cx));
+        let _ = again.inspect_err(|e| self.no_listener(*e));
     }
 
     /// The device that the server listened on is gone.

@@ -59,6 +59,7 @@ enum Got {
     Rejected(KVec<u8>),
     Failed(Error),
     Removed,
+    AddrChange,
 }
 
 /// One end of a connection, which owns its QP.
@@ -127,6 +128,7 @@ impl cm::Handler for Ulp {
             cm::Event::Disconnected => Got::Disconnected,
             cm::Event::DeviceRemoval => Got::Removed,
             cm::Event::Failed(e) => Got::Failed(e),
+            cm::Event::AddrChange => Got::AddrChange,
             cm::Event::Rejected(rejected) => {
                 let mut copy = KVec::new();
                 let sent = rejected.private_data().unwrap_or(&[]);
@@ -277,6 +279,64 @@ fn keeps() -> Result<(impl cm::Accept, Arc<Place<cm::Id>>)> {
     Ok((accept, place))
 }
 
+extern "C" {
+    /// Has the loopback interface be a bond whose address changes. Defined in `failover.c`.
+    fn rdma_kunit_failover();
+}
+
+fn fail_over() {
+    // SAFETY: The calling thread may sleep, and holds no lock.
+    unsafe { rdma_kunit_failover() };
+}
+
+/// A ULP that listens again when its address has changed.
+struct Moves {
+    client: ClientRef,
+    addr: SocketAddr,
+    listener: Arc<Place<cm::Listener>>,
+    spawned: Arc<Place<Result>>,
+    changes: Arc<Counter>,
+    requests: Arc<Counter>,
+}
+
+impl Moves {
+    fn new(net: &Net, addr: SocketAddr) -> Result<Arc<Self>> {
+        let this = Self {
+            client: net.null.env.client.clone(),
+            addr,
+            listener: Place::new()?,
+            spawned: Place::new()?,
+            changes: Counter::new()?,
+            requests: Counter::new()?,
+        };
+        Ok(Arc::new(this, GFP_KERNEL)?)
+    }
+
+    fn listen(self: &Arc<Self>, cx: &Sleepable) -> Result<cm::Listener> {
+        cm::Listener::new(&self.client, self.addr, 8, self.clone(), cx)
+    }
+
+    fn listen_again(self: Arc<Self>, cx: &Sleepable) {
+        let old = self.listener.take().map_or(Err(ENOENT), |l| l.destroy(cx));
+        if let Ok(new) = old.and_then(|()| self.listen(cx)) {
+            self.listener.put(new);
+        }
+        self.changes.up();
+    }
+}
+
+impl cm::Accept for Moves {
+    fn request(self: ArcBorrow<'_, Self>, _request: cm::Request<'_>, _cx: &Sleepable) {
+        self.requests.up();
+    }
+
+    fn addr_changed(self: ArcBorrow<'_, Self>) {
+        let this = Arc::from(self);
+        let spawned = (self.client).spawn(GFP_KERNEL, move |cx| this.listen_again(cx));
+        self.spawned.put(spawned);
+    }
+}
+
 /// Sends the current task a signal, which stays pending. It is a test's own.
 fn signal_current() {
     let signal = bindings::SIGUSR1 as c_int;
@@ -312,6 +372,41 @@ fn no_data() -> Got {
 #[kunit_tests(rdma_null_cm)]
 mod tests {
     use super::*;
+
+    /// A ULP that is told listens again, and connections go on.
+    #[test]
+    fn address_of_a_listener_has_changed() -> Result {
+        let net = Net::new()?;
+        let (accept, accepted) = accepts(&net)?;
+        let listener = net.listen(accept)?;
+        let (_id, active, got) = net.connect(false)?;
+        check!(got == Got::Established);
+        let (_passive_id, passive) = accepted.wait()?;
+        check!(passive.one()? == Got::Established);
+        let cx = &net.null.env.cx;
+        listener.destroy(cx)?;
+        let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port());
+        let (bound, any) = (Moves::new(&net, net.addr)?, Moves::new(&net, any)?);
+        let _any = any.listen(cx)?;
+        bound.listener.put(bound.listen(cx)?);
+        let told = || {
+            fail_over();
+            wait(|| bound.changes.get() == 1)?;
+            check!(bound.spawned.wait()?.is_ok());
+            for end in [&active, &passive] {
+                check!(end.one()? == Got::AddrChange);
+            }
+            // The new one listens.
+            let (_id, refused) = net.begin()?;
+            check!(refused.one()? == no_data());
+            check_eq!((bound.requests.get(), any.changes.get()), (1, 0));
+            Ok(())
+        };
+        let result = told();
+        // It has the ULP, which has it.
+        drop(bound.listener.take());
+        result
+    }
 
     /// The peer may send once it is accepted; that the connection is there is told later.
     #[test]

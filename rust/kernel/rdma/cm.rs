@@ -250,6 +250,10 @@ pub enum Event<'a> {
     /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module. The last event of an id:
     /// the crate then ends the connection, and the removal waits until its objects are gone.
     DeviceRemoval,
+    /// The network interface of this end has another hardware address, as that of a bond after a
+    /// failover (`RDMA_CM_EVENT_ADDR_CHANGE`). The connection still uses the old one: most ULPs
+    /// disconnect.
+    AddrChange,
     /// Any other event, by its C value.
     Other(u32),
 }
@@ -257,7 +261,11 @@ pub enum Event<'a> {
 impl<'a> Event<'a> {
     /// Returns whether this is the last event of its id, so that the connection is over.
     pub fn is_last(&self) -> bool {
-        !matches!(self, Self::Established { .. } | Self::Other(_))
+        let goes_on = matches!(
+            self,
+            Self::Established { .. } | Self::AddrChange | Self::Other(_)
+        );
+        !goes_on
     }
 
     /// # Safety
@@ -294,6 +302,7 @@ impl<'a> Event<'a> {
             | bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_ERROR => {
                 Self::Failed(to_result(raw.status).err().unwrap_or(EHOSTUNREACH))
             }
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_CHANGE => Self::AddrChange,
             other => Self::Other(other),
         }
     }
@@ -308,6 +317,7 @@ impl fmt::Display for Event<'_> {
             Self::Rejected(_) => bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED,
             Self::Failed(_) => bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_ERROR,
             Self::DeviceRemoval => bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL,
+            Self::AddrChange => bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_CHANGE,
             Self::Other(raw) => *raw,
         };
         // SAFETY: The function returns a string that is never freed, for any value.
@@ -864,7 +874,7 @@ impl<M: Manager> Conn<M> {
             Event::DeviceRemoval => Err(ENODEV),
             // The peer answered, but the QP is gone.
             Event::Other(CONNECT_RESPONSE) => Err(ENOTCONN),
-            Event::Other(_) => Ok(&[]),
+            Event::AddrChange | Event::Other(_) => Ok(&[]),
         };
         let mut inner = self.inner.lock();
         let was = inner.state;
@@ -875,7 +885,7 @@ impl<M: Manager> Conn<M> {
                 self.resolved.store(true, atomic::Release);
                 State::Resolved
             }
-            Event::Other(_) => was,
+            Event::AddrChange | Event::Other(_) => was,
             Event::Established { .. } => {
                 // Nobody hears of a connection that is there after the last event.
                 disconnect = inner.end || was == State::Closed;

@@ -835,6 +835,12 @@ pub trait Accept: Send + Sync + 'static {
     /// A peer wants to connect: take the id with [`Request::into_id`], or drop the request.
     fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable);
 
+    /// The network interface whose address the listener is on has another hardware address, as that
+    /// of a bond after a failover (`RDMA_CM_EVENT_ADDR_CHANGE`). The listener is still bound to the
+    /// old one: have a work item [destroy](Listener::destroy) it, and make another. Not called for
+    /// listeners on `0.0.0.0` and `::`.
+    fn addr_changed(self: ArcBorrow<'_, Self>) {}
+
     /// The device that the listener was bound to, if it was to one, goes, and the listener with it.
     fn stopped(self: ArcBorrow<'_, Self>) {}
 }
@@ -974,6 +980,9 @@ unsafe extern "C" fn on_listener_event(
             // An error destroys the id, which refuses the request.
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
                 this.on_request(id, event, &cx)?;
+            }
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_CHANGE => {
+                this.accept.as_arc_borrow().addr_changed();
             }
             // The id has to go for the device to go, but not in its own callback.
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => {
