@@ -277,6 +277,7 @@ mod tests {
         in_softirq(move || {
             check!(a.device()? == b.device()?);
             check_eq!(a.gids()?.0, b.gids()?.1);
+            check_eq!(a.addrs()?.0, b.addrs()?.1);
             cm::Id::notify_established(&b);
             b.notify_established();
             cm::Id::disconnect_later(&a);

@@ -10,13 +10,15 @@ use crate::fixture::{
     refuses,
     Env,
     Link,
+    Place,
     IPV6,
     STEP_MS, //
 };
 use core::net::{
     IpAddr,
     Ipv4Addr,
-    Ipv6Addr, //
+    Ipv6Addr,
+    SocketAddrV6, //
 };
 use kernel::prelude::*;
 use rdma::{
@@ -183,6 +185,57 @@ mod tests {
         }
         let unresolved = cm::Id::create(&link.env.client, &link.env.cx)?;
         check_err!(unresolved.gids(), ENOTCONN);
+        Ok(())
+    }
+
+    #[test]
+    fn ends_know_both_ports() -> Result {
+        let link = Link::<Softirq>::new()?;
+        let (a, b) = (link.a.id.addrs()?, link.b.id.addrs()?);
+        check_eq!((a.0, a.1), (b.1, b.0));
+        check_eq!((a.0.ip(), a.1.ip()), (link.env.ip, link.env.ip));
+        check!(a.0.port() != 0 && a.0.port() != a.1.port());
+        // Without a device, and bound to one.
+        for options in [cm::Options::default(), from(&link.env, 0)] {
+            let id = cm::Id::create_with(&link.env.client, &options, &link.env.cx)?;
+            check_err!(id.addrs(), ENOTCONN);
+        }
+        Ok(())
+    }
+
+    /// An address is one of a network interface: that of a request too, which comes without it.
+    #[test]
+    fn link_local_addresses_have_their_scope() -> Result {
+        not_on_iwarp!(c"GIDs are no addresses");
+        let (env, heard) = (Env::new()?, Place::new()?);
+        let (port, tell) = (env.dev.port(1).ok_or(ENODEV)?, heard.clone());
+        let is_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let own = port.gids().map(|attr| attr.gid().ip()).find(is_local);
+        let Some(IpAddr::V6(own)) = own else {
+            return Err(EADDRNOTAVAIL);
+        };
+        let (number, scope) = (
+            env.addr().port(),
+            port.netdev(&env.cx).ok_or(ENODEV)?.index(),
+        );
+        let addr = SocketAddr::from(SocketAddrV6::new(own, number, 0, scope));
+        let refuse = move |request: cm::Request<'_>, cx: &Sleepable| {
+            tell.put(request.into_id(cx)?.addrs()?);
+            Err(ECONNREFUSED)
+        };
+        let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), number);
+        let _listener = listen(&env, any, refuse)?;
+        check_err!(connect_to(&env, addr, &[]).map(|_| ()), ECONNREFUSED);
+        let (src, dst) = heard.wait()?;
+        check_eq!(src, addr);
+        let number = dst.port();
+        check_eq!(dst, SocketAddrV6::new(own, number, 0, scope).into());
+        let id = cm::Id::create(&env.client, &env.cx)?;
+        id.resolve_addr(addr, STEP_MS, &env.cx)?;
+        let (src, dst) = id.addrs()?;
+        let number = src.port();
+        check_eq!(src, SocketAddrV6::new(own, number, 0, scope).into());
+        check_eq!(dst, addr);
         Ok(())
     }
 }

@@ -48,7 +48,6 @@ use kernel::{
     sync::{
         self,
         atomic::{
-            self,
             Atomic,
             Relaxed, //
         }, //
@@ -201,12 +200,13 @@ impl From<SocketAddr> for SockAddr {
     }
 }
 
-/// Reads an address that C has written; `None` if it is none of IP.
+/// Reads an address that C has written; `None` if it is none of IP. A link-local one without a
+/// scope id, as that of a request is, gets the `scope` in which it was used.
 ///
 /// # Safety
 ///
 /// `addr` is zero, or an address of the family that it says.
-unsafe fn read(addr: &bindings::__kernel_sockaddr_storage) -> Option<SocketAddr> {
+unsafe fn read(addr: &bindings::__kernel_sockaddr_storage, scope: u32) -> Option<SocketAddr> {
     let addr: *const SockAddr = core::ptr::from_ref(addr).cast();
     // SAFETY: A `sockaddr_storage` is as large as any address and aligned for it, and is
     // initialised; the family is at the same place in all of them.
@@ -219,8 +219,13 @@ unsafe fn read(addr: &bindings::__kernel_sockaddr_storage) -> Option<SocketAddr>
             }
             SockAddr::V6 => {
                 let addr = (*addr).v6;
-                let (ip, port) = (addr.sin6_addr.in6_u.u6_addr8, u16::from_be(addr.sin6_port));
-                Some(net::SocketAddrV6::new(ip.into(), port, 0, addr.sin6_scope_id).into())
+                let ip = net::Ipv6Addr::from(addr.sin6_addr.in6_u.u6_addr8);
+                let scope = match addr.sin6_scope_id {
+                    0 if ip.is_unicast_link_local() => scope,
+                    given => given,
+                };
+                let port = u16::from_be(addr.sin6_port);
+                Some(net::SocketAddrV6::new(ip, port, 0, scope).into())
             }
             _ => None,
         }
@@ -670,8 +675,9 @@ pub(crate) struct Conn<M: Manager> {
     pub(crate) event_lock: sync::Mutex<()>,
     /// The task that is in the callback of the id, with its handler lock, or zero.
     callback_task: Atomic<usize>,
-    /// The state is not Idle any more: for functions that any context may call.
-    resolved: Atomic<bool>,
+    /// The addresses of this end and the other, once C knows them and the device: for functions
+    /// that any context may call. Those of ib_cm have none.
+    addrs: sync::SetOnce<(SocketAddr, SocketAddr)>,
     /// The connection was there, and a message of the peer has ended it.
     peer_ended: Atomic<bool>,
     #[pin]
@@ -769,7 +775,7 @@ impl<M: Manager> Conn<M> {
                 changed <- kernel::new_condvar!(),
                 event_lock <- new_mutex!(()),
                 callback_task: Atomic::new(0),
-                resolved: Atomic::new(state != State::Idle),
+                addrs: sync::SetOnce::new(),
                 peer_ended: Atomic::new(false),
                 disconnect <- kernel::new_work!("rdma::cm::Conn::disconnect"),
                 notify <- kernel::new_work!("rdma::cm::Conn::notify"),
@@ -881,10 +887,7 @@ impl<M: Manager> Conn<M> {
         let mut disconnect = false;
         let mut is_last = false;
         inner.state = match event {
-            Event::Other(_) if is_resolved && was == State::Idle => {
-                self.resolved.store(true, atomic::Release);
-                State::Resolved
-            }
+            Event::Other(_) if is_resolved && was == State::Idle => State::Resolved,
             Event::AddrChange | Event::Other(_) => was,
             Event::Established { .. } => {
                 // Nobody hears of a connection that is there after the last event.

@@ -135,13 +135,36 @@ impl Id {
     /// Returns the GIDs of this end and the other (`rdma_read_gids`); `ENOTCONN` if not known yet.
     pub fn gids(&self) -> Result<(device::Gid, device::Gid)> {
         self.device()?;
-        self.state.resolved()?;
+        self.addrs()?;
         let (mut src, mut dst) = Default::default();
-        // SAFETY: The id is alive by the invariant of `RawId`. `device()` and `resolved()` have
-        // found that it has its device and its addresses. On iWARP the answer changes the IP
+        // SAFETY: The id is alive by the invariant of `RawId`. `device()` and `addrs()` have found
+        // that it has its device and its addresses. On iWARP the answer changes the IP
         // addresses, but C reads those of the interfaces there, which do not change any more.
         unsafe { bindings::rdma_read_gids(self.state.as_raw(), &raw mut src, &raw mut dst) };
         Ok((device::Gid::from_raw(&src), device::Gid::from_raw(&dst)))
+    }
+
+    /// Returns the addresses of this end and the other, with their ports (`id->route.addr`). A
+    /// request has them from the beginning, and those that the peer has used where the listener has
+    /// a wildcard; other ids have them once the address is resolved. The scope id of a link-local
+    /// address is the index of the network interface. Any context. Fails with `ENOTCONN` before
+    /// that.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma::prelude::*;
+    ///
+    /// /// Prints the address at which a host has found a wildcard listener, and that of the host:
+    /// /// what discovery and the log of NVMe show.
+    /// fn accepted(id: &cm::Id) -> Result {
+    ///     let (traddr, host_traddr) = id.addrs()?;
+    ///     pr_info!("{host_traddr:?} has connected to {traddr:?}\n");
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn addrs(&self) -> Result<(SocketAddr, SocketAddr)> {
+        self.state.conn.addrs.copy().ok_or(ENOTCONN)
     }
 
     /// Begins to connect to an address, without waiting. `handler` is asked for a QP when the route
@@ -461,6 +484,29 @@ impl AsyncConnect {
     }
 }
 
+impl Conn<RdmaCm> {
+    /// Sets the addresses to those of the id.
+    ///
+    /// # Safety
+    ///
+    /// The id is alive, and this is its callback for a request, or for a resolved address.
+    unsafe fn set_addrs(&self, id: *mut bindings::rdma_cm_id) {
+        // SAFETY: The id is alive and has both addresses, as the caller promises. C changes them
+        // with the id's handler lock, which the callback has.
+        let (src, dst) = unsafe {
+            let addr = &(*id).route.addr;
+            let scope = addr.dev_addr.bound_dev_if.try_into().unwrap_or(0);
+            (
+                cm::read(&addr.src_addr, scope),
+                cm::read(&addr.dst_addr, scope),
+            )
+        };
+        if let (Some(src), Some(dst)) = (src, dst) {
+            self.addrs.populate((src, dst));
+        }
+    }
+}
+
 /// The RDMA connection manager.
 pub(crate) struct RdmaCm;
 
@@ -517,6 +563,10 @@ unsafe extern "C" fn on_event(
     let is_over = matches!(event, cm::Event::Disconnected);
     if is_over && raw.status == 0 && conn.state() == cm::State::Established {
         conn.peer_ended.store(true, atomic::Relaxed);
+    }
+    if raw.event == bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED {
+        // SAFETY: The id is alive during its callback, before which C has set the addresses.
+        unsafe { conn.set_addrs(id) };
     }
     let effects = conn.advance(&event, raw.event);
     if let Some(handler) = effects.handler {
@@ -692,35 +742,26 @@ impl State {
 
     /// Begins to find the route (`rdma_resolve_route`).
     fn resolve_route(&self, timeout_ms: u32) -> Result {
-        self.resolved()?;
+        // `addr_handler()` in core/cma.c changes the state of the C id before it looks for the
+        // device.
+        self.conn.addrs.as_ref().ok_or(ENOTCONN)?;
         // SAFETY: The id is alive by the invariant of `RawId`. The call reads the device and the
-        // addresses without a lock: C sets them before the event that `resolved()` has found.
+        // addresses without a lock: C sets them before the event in which `addrs` are set.
         to_result(unsafe { bindings::rdma_resolve_route(self.as_raw(), timeout_ms.try_into()?) })
-    }
-
-    /// Fails unless the device and both addresses are known: `addr_handler()` in core/cma.c changes
-    /// the state of the C id before it looks for the device.
-    fn resolved(&self) -> Result {
-        let resolved = self.conn.resolved.load(atomic::Acquire);
-        resolved.then_some(()).ok_or(ENOTCONN)
     }
 
     /// Keeps the id's device, if it has one, from going away unnoticed.
     fn bind(&self) -> Result {
+        if let Some((_, to)) = self.conn.addrs.as_ref() {
+            self.object.set_peer(objects::Peer::To(to.ip(), to.port()));
+        }
         // SAFETY: The id is alive by the invariant of `RawId`. It was just created, or C has set
-        // the device and the addresses before: it came with a request, or its address was resolved.
-        let (raw, to) = unsafe {
-            let id = self.as_raw();
-            ((*id).device, cm::read(&(*id).route.addr.dst_addr))
-        };
+        // the device before: it came with a request, or its address was resolved.
+        let raw = unsafe { (*self.as_raw()).device };
         if raw.is_null() || self.device.as_ref().is_some() {
             return Ok(());
         }
         let device = self.client.device(raw)?;
-        if let Some(addr) = to {
-            self.object
-                .set_peer(objects::Peer::To(addr.ip(), addr.port()));
-        }
         device.inner().removal.add(self.conn.clone())?;
         self.device.populate(device);
         Ok(())
@@ -1167,14 +1208,15 @@ impl Request<'_> {
     /// Refuses and fails with `ENODEV` if the device is not the client's (any more), or `ENOMEM`.
     #[inline(never)]
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
-        // The id came with its device and its addresses.
         let conn = Conn::new(cm::State::Requested)?;
         let reserved = deferred::Deferred::reserve()?;
         let object = self.client.object(refs::Kind::Id);
         let pending = Pending::new(conn.clone())?;
         let raw = self.id.as_ptr();
-        // SAFETY: By the type invariant this is the id's callback, the only one that runs.
+        // SAFETY: By the type invariant this is the id's callback, the only one that runs, for a
+        // request.
         unsafe {
+            conn.set_addrs(raw);
             (*raw).context = Arc::as_ptr(&conn).cast_mut().cast();
             (*raw).event_handler = Some(on_event);
         }
