@@ -153,8 +153,12 @@ fn in_softirq(call: impl FnOnce() -> Result + Unpin + Send + 'static) -> Result 
 struct Alone(Arc<Counter>);
 
 impl Connector for Alone {
-    fn connect(self: ArcBorrow<'_, Self>, _attempt: u32, _cx: &Sleepable) -> Result {
-        Err(ECONNREFUSED)
+    fn connect(
+        self: ArcBorrow<'_, Self>,
+        _attempt: u32,
+        _cx: &Sleepable,
+    ) -> ControlFlow<Result, Error> {
+        ControlFlow::Continue(ECONNREFUSED)
     }
 
     fn ended(self: ArcBorrow<'_, Self>, _result: Result, _cx: &Sleepable) {

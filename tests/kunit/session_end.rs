@@ -39,10 +39,10 @@ use rdma::{
 };
 use rdma_null::Injection;
 
-/// Attempts, of which number `succeeds` is successful.
+/// Attempts, of which number `last` ends them with this result.
 #[pin_data]
 struct Mount {
-    succeeds: u32,
+    last: (u32, Result),
     attempts: Arc<Counter>,
     /// The action of an attempt, instead of that.
     #[pin]
@@ -52,10 +52,15 @@ struct Mount {
 }
 
 impl Mount {
+    /// Number `succeeds` is successful.
     fn new(succeeds: u32) -> Result<Arc<Self>> {
+        Self::ends((succeeds, Ok(())))
+    }
+
+    fn ends(last: (u32, Result)) -> Result<Arc<Self>> {
         let attempts = Counter::new()?;
         let init = pin_init!(Self {
-            succeeds,
+            last,
             attempts,
             own <- new_spinlock_irq!(None),
             ended <- new_spinlock_irq!(KVec::new()),
@@ -74,7 +79,11 @@ impl Mount {
 }
 
 impl Connector for Mount {
-    fn connect(self: ArcBorrow<'_, Self>, attempt: u32, cx: &Sleepable) -> Result {
+    fn connect(
+        self: ArcBorrow<'_, Self>,
+        attempt: u32,
+        cx: &Sleepable,
+    ) -> ControlFlow<Result, Error> {
         if self.attempts.up() != attempt as i32 {
             pr_err!("FAILED: attempt {attempt}\n");
         }
@@ -84,9 +93,9 @@ impl Connector for Mount {
                 pr_err!("FAILED: it does not wait for itself\n");
             }
         }
-        match attempt == self.succeeds {
-            true => Ok(()),
-            false => Err(ECONNREFUSED),
+        match self.last {
+            (last, result) if attempt == last => ControlFlow::Break(result),
+            _ => ControlFlow::Continue(ECONNREFUSED),
         }
     }
 
@@ -117,11 +126,15 @@ struct Lost {
 }
 
 impl Connector for Lost {
-    fn connect(self: ArcBorrow<'_, Self>, _attempt: u32, _cx: &Sleepable) -> Result {
-        match self.reconnect.take() {
+    fn connect(
+        self: ArcBorrow<'_, Self>,
+        _attempt: u32,
+        _cx: &Sleepable,
+    ) -> ControlFlow<Result, Error> {
+        ControlFlow::Break(match self.reconnect.take() {
             Some(reconnect) => reconnect.start(Arc::from(self)),
             None => Ok(()),
-        }
+        })
     }
 
     fn ended(self: ArcBorrow<'_, Self>, _result: Result, _cx: &Sleepable) {
@@ -143,8 +156,8 @@ impl cm::Handler for Quiet {
     fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
 }
 
-impl Connector for Peer {
-    fn connect(self: ArcBorrow<'_, Self>, _attempt: u32, cx: &Sleepable) -> Result {
+impl Peer {
+    fn connect_once(&self, cx: &Sleepable) -> Result {
         let id = cm::Id::resolve(&self.client, self.addr, 10_000, cx)?;
         let dev = id.device()?.clone();
         let (pd, caps) = (Pd::alloc(&dev, cx)?, Caps::new(2, 2));
@@ -167,6 +180,19 @@ impl Connector for Peer {
         connecting.connected();
         session::end(&id, &qp, cx)?;
         session::end(&id, &qp, cx)
+    }
+}
+
+impl Connector for Peer {
+    fn connect(
+        self: ArcBorrow<'_, Self>,
+        _attempt: u32,
+        cx: &Sleepable,
+    ) -> ControlFlow<Result, Error> {
+        match self.connect_once(cx) {
+            Ok(()) => ControlFlow::Break(Ok(())),
+            Err(e) => ControlFlow::Continue(e),
+        }
     }
 
     fn ended(self: ArcBorrow<'_, Self>, result: Result, _cx: &Sleepable) {
@@ -233,6 +259,21 @@ mod tests {
         _reconnect.start(mount.clone())?;
         check_eq!(mount.end()?, Err(ECANCELED));
         Ok(())
+    }
+
+    /// As the peer has said that no other will do.
+    #[test]
+    fn attempt_gives_up() -> Result {
+        let (env, mount) = (Env::new()?, Mount::ends((2, Err(EACCES)))?);
+        let reconnect = Reconnect::new(&env.client, SOON)?;
+        reconnect.start(mount.clone())?;
+        check_eq!(mount.end()?, Err(EACCES));
+        check_eq!(mount.attempts.get(), 2);
+        // Those of the next connection that is lost are made.
+        let mount = Mount::new(1)?;
+        reconnect.start(mount.clone())?;
+        check_eq!(mount.end()?, Ok(()));
+        reconnect.cancel_sync(&env.cx)
     }
 
     #[test]

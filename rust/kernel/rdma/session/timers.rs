@@ -230,8 +230,15 @@ impl Sleeper {
 
 /// A ULP that connects again.
 pub trait Connector: Send + Sync + 'static {
-    /// Tries to connect, for the time number `attempt`, counted from 1.
-    fn connect(self: ArcBorrow<'_, Self>, attempt: u32, cx: &Sleepable) -> Result;
+    /// Tries to connect, for the time number `attempt`, counted from 1. Continues with the error of
+    /// an attempt after which another is worth it, if there is one left; breaks where it was
+    /// successful, or where no attempt can be, as the peer has said (the status of NVMe's Connect
+    /// command with "do not retry").
+    fn connect(
+        self: ArcBorrow<'_, Self>,
+        attempt: u32,
+        cx: &Sleepable,
+    ) -> ControlFlow<Result, Error>;
 
     /// No attempt is made any more: the last one was successful, or failed by this error;
     /// `ECANCELED` if it was [cancelled](Reconnect::cancel) before that.
@@ -271,16 +278,32 @@ impl Backoff {
 /// # Examples
 ///
 /// ```
+/// use core::ops::ControlFlow;
 /// use rdma::{prelude::*, session::{Backoff, Connector, Reconnect}};
 ///
 /// struct Mount {
 ///     reconnect: Reconnect,
 /// }
 ///
-/// impl Connector for Mount {
-///     fn connect(self: ArcBorrow<'_, Self>, attempt: u32, _cx: &Sleepable) -> Result {
-///         pr_info!("attempt {attempt}\n");
+/// impl Mount {
+///     fn connect_once(&self) -> Result {
 ///         Err(ECONNREFUSED)
+///     }
+/// }
+///
+/// impl Connector for Mount {
+///     fn connect(
+///         self: ArcBorrow<'_, Self>,
+///         attempt: u32,
+///         _cx: &Sleepable,
+///     ) -> ControlFlow<Result, Error> {
+///         pr_info!("attempt {attempt}\n");
+///         match self.connect_once() {
+///             // The peer does not know this host.
+///             Err(e) if e == EACCES => ControlFlow::Break(Err(e)),
+///             Err(e) => ControlFlow::Continue(e),
+///             Ok(()) => ControlFlow::Break(Ok(())),
+///         }
 ///     }
 ///
 ///     fn ended(self: ArcBorrow<'_, Self>, result: Result, _cx: &Sleepable) {
@@ -347,9 +370,12 @@ impl Attempts {
             }
             // For a connection that was lost before it.
             self.forget_next();
-            result = connector.as_arc_borrow().connect(attempt, cx);
-            if result.is_ok() {
-                break;
+            match connector.as_arc_borrow().connect(attempt, cx) {
+                ControlFlow::Continue(e) => result = Err(e),
+                ControlFlow::Break(last) => {
+                    result = last;
+                    break;
+                }
             }
         }
         if result.is_err() {
