@@ -184,6 +184,12 @@ void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_device_name);
 
+int rdma_helper_device_numa_node(struct ib_device *dev)
+{
+	return ibdev_to_node(dev);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_device_numa_node);
+
 /*
  * Waits for the end of a softirq CQ's poll, which ib_free_cq() does not: ib_poll_handler() arms the
  * CQ, and may schedule itself again, after irq_poll_complete(), and irq_poll_disable() waits only

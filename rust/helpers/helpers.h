@@ -30,6 +30,7 @@ bool rdma_helper_may_sleep(void);
 bool rdma_helper_is_code_of(unsigned long addr, struct module *mod);
 struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name);
 void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size);
+int rdma_helper_device_numa_node(struct ib_device *dev);
 void rdma_helper_cq_end_poll(struct ib_cq *cq);
 bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder);
 void rdma_helper_complete(struct ib_cq *cq, struct ib_wc *wc);

@@ -102,6 +102,7 @@ mod tests {
         check!(null.env.dev.attrs().max_qp_wr >= 16384);
         check!(null.env.dev.attrs().max_fast_reg_page_list_len >= 256);
         check!(null.env.dev.ip_addr().is_none());
+        check_eq!(null.env.dev.numa_node(), None);
         Ok(())
     }
 

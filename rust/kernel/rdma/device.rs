@@ -307,6 +307,28 @@ impl Device {
         vectors.try_into().unwrap_or(1)
     }
 
+    /// Returns the NUMA node that the device is near to, if it is near to one (`ibdev_to_node`).
+    /// Memory and threads that work with it are best there.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use kernel::alloc::NumaNode;
+    /// use rdma::prelude::*;
+    ///
+    /// /// Returns where to allocate the queues of a connection.
+    /// fn node_of_queues(id: &cm::Id) -> Result<NumaNode> {
+    ///     let node = id.device()?.numa_node();
+    ///     node.map_or(Ok(NumaNode::NO_NODE), |node| NumaNode::new(node.try_into()?))
+    /// }
+    /// ```
+    pub fn numa_node(&self) -> Option<u32> {
+        // SAFETY: The device is registered by the invariant of `Inner`, so its parent, if it has
+        // one, is there, which does not change.
+        let node = unsafe { bindings::rdma_helper_device_numa_node(self.as_raw()) };
+        node.try_into().ok() // A node, or `NUMA_NO_NODE`, which is negative.
+    }
+
     /// Returns the port with this number, if the device has it (`rdma_is_port_valid`). The first
     /// is 1, except on a switch, whose only port is 0.
     pub fn port(&self, num: u32) -> Option<Port<'_>> {
