@@ -100,7 +100,6 @@ impl Stats {
 /// The module.
 #[pin_data]
 struct Kv {
-    client: ClientRef,
     #[pin]
     stats: Scope<Arc<Stats>>,
 }
@@ -144,10 +143,9 @@ impl Client for Kv {
     type Data = PerDevice;
 
     fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
-        let (client, dir) = (client.clone(), Dir::new(client.name()));
+        let dir = Dir::new(client.name());
         let stats = Arc::new(Stats([const { Atomic::new(0) }; NAMES.len()]), GFP_KERNEL);
         try_pin_init!(Self {
-            client,
             stats <- dir.scope(stats?, c"stats", |stats, dir| {
                 for (name, counter) in NAMES.iter().zip(&stats.0) {
                     dir.read_only_file(name, counter);
@@ -199,7 +197,8 @@ impl DeviceData<Kv> for PerDevice {
         let listen = |ip| {
             let addr = SocketAddr::new(ip, port);
             let bytes = (module_parameters::memory.value() as usize).saturating_mul(1024 * 1024);
-            Target::listen(&kv.client, dev, addr, bytes, &kv.stats, cx)
+            let client = ClientRef::of::<Kv>(cx)?;
+            Target::listen(&client, dev, addr, bytes, &kv.stats, cx)
         };
         let ip = dev.ip_addr().filter(|_| port != 0);
         (ip.map(listen).transpose()).map(|_listener| Self { _listener })

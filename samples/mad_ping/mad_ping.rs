@@ -61,7 +61,6 @@ const TIMEOUT_MS: u32 = 50;
 const RETRIES: u32 = 2;
 
 struct MadPing {
-    client: ClientRef,
     dir: Dir,
 }
 
@@ -70,7 +69,6 @@ impl Client for MadPing {
 
     fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
         Ok(MadPing {
-            client: client.clone(),
             dir: Dir::new(client.name()),
         })
     }
@@ -86,7 +84,7 @@ struct Pinger {
 
 impl DeviceData<MadPing> for Pinger {
     fn add(module: Pin<&MadPing>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
-        let ends = Ends::new(&module.client, dev, cx);
+        let ends = Ends::new(dev, cx);
         try_pin_init!(Self {
             name: dev.name(),
             ends <- module.dir.scope(ends?, name, |ends, dir| {
@@ -143,7 +141,7 @@ struct Ends {
 }
 
 impl Ends {
-    fn new(client: &ClientRef, dev: &Device, cx: &Sleepable) -> Result<Arc<Self>> {
+    fn new(dev: &Device, cx: &Sleepable) -> Result<Arc<Self>> {
         let methods = [Method::GET];
         let asks = Agent::register(dev, PORT, CLASS, &[], 0, cx)?;
         let answers = Agent::register(dev, PORT, CLASS, &methods, BACKLOG, cx)?;
@@ -155,6 +153,7 @@ impl Ends {
             stats <- new_mutex!(Stats::default()),
         });
         let ends = Arc::pin_init(ends, GFP_KERNEL)?;
+        let client = ClientRef::of::<MadPing>(cx)?;
         client.spawn(GFP_KERNEL, move |cx| answer(&agent, cx))?;
         Ok(ends)
     }

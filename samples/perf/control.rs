@@ -7,7 +7,8 @@ use crate::{
     run::{
         run as run_args,
         Report, //
-    }, //
+    },
+    Perf, //
 };
 use kernel::{
     debugfs::ScopedDir,
@@ -31,7 +32,6 @@ const LINE: usize = 512;
 
 #[pin_data]
 pub(crate) struct Control {
-    client: ClientRef,
     /// Locked while there is a run.
     #[pin]
     running: Mutex<()>,
@@ -42,9 +42,8 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn new(client: &ClientRef) -> impl PinInit<Self, Error> + '_ {
-        try_pin_init!(Self {
-            client: client.clone(),
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
             running <- new_mutex!(()),
             report <- new_mutex!(None),
             held: Atomic::new(0),
@@ -78,7 +77,8 @@ fn run(control: &Control, reader: &mut UserSliceReader) -> Result {
     // An old result must not be taken for that of this run, even if it fails.
     *control.report.lock() = None;
     let mut report = Report::default();
-    run_args(&control.client, &args, &mut report, &cx)
+    ClientRef::of::<Perf>(&cx)
+        .and_then(|client| run_args(&client, &args, &mut report, &cx))
         .inspect_err(|e| pr_err!("{line}: {e:?}\n"))?;
     *control.report.lock() = Some(report);
     Ok(())

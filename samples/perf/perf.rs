@@ -68,8 +68,8 @@ impl Client for Perf {
     #[inline]
     fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
         let controls = try_pin_init!(Controls {
-            first <- Control::new(client),
-            second <- Control::new(client),
+            first <- Control::new(),
+            second <- Control::new(),
         });
         try_pin_init!(Self {
             files <- Scope::dir(controls, client.name(), |controls, dir| {

@@ -22,9 +22,12 @@
 //! The first seven can be changed while the instance does not run. `rmdir` stops a server; while a
 //! client runs, `rmdir` waits for its end, as configfs has it wait for every write.
 
-use crate::instance::{
-    Instance,
-    State, //
+use crate::{
+    instance::{
+        Instance,
+        State, //
+    },
+    Rping, //
 };
 use core::{
     net::Ipv4Addr,
@@ -117,18 +120,16 @@ impl Default for Config {
 }
 
 /// The top directory.
-pub(crate) struct Root {
-    client: ClientRef,
-}
+pub(crate) struct Root;
 
-pub(crate) fn subsystem(client: ClientRef) -> impl PinInit<Subsystem<Root>, Error> {
+pub(crate) fn subsystem() -> impl PinInit<Subsystem<Root>, Error> {
     let item_type = configfs_attrs! {
         container: Subsystem<Root>,
         data: Root,
         child: Directory,
         attributes: [],
     };
-    Subsystem::new(c"rdma_rping", item_type, Ok(Root { client }))
+    Subsystem::new(c"rdma_rping", item_type, Ok(Root))
 }
 
 #[vtable]
@@ -154,7 +155,8 @@ impl GroupOperations for Root {
                 stats: 11,
             ],
         };
-        let directory = Directory(Instance::new(&self.client)?);
+        let client = ClientRef::of::<Rping>(&Sleepable::current()?)?;
+        let directory = Directory(Instance::new(client)?);
         Ok(Group::new(name.try_into()?, item_type, Ok(directory)))
     }
 }

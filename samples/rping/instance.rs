@@ -104,9 +104,9 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    pub(crate) fn new(client: &ClientRef) -> Result<Arc<Self>> {
+    pub(crate) fn new(client: ClientRef) -> Result<Arc<Self>> {
         let init = pin_init!(Self {
-            client: client.clone(),
+            client,
             config <- new_mutex!(Config::default()),
             report <- new_spinlock_irq!(Report::default()),
             listener <- new_mutex!(None),

@@ -50,9 +50,9 @@ impl Client for Rping {
     // Everything of a device belongs to a connection, and the crate ends those when it goes.
     type Data = ();
 
-    fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
+    fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            _config <- config::subsystem(client.clone()),
+            _config <- config::subsystem(),
         })
     }
 }

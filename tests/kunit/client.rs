@@ -2,7 +2,10 @@
 
 //! The client itself, and its devices.
 
-use crate::fixture::Env;
+use crate::fixture::{
+    wait,
+    Env, //
+};
 use kernel::{
     new_mutex,
     prelude::*,
@@ -19,7 +22,11 @@ use kernel::{
     }, //
 };
 use rdma::{
-    client::Registration,
+    client::{
+        ModuleClient,
+        Registration,
+        Singleton, //
+    },
     device::{
         Device,
         Event, //
@@ -166,6 +173,62 @@ impl DeviceData<Kunit> for PerDevice {
     }
 }
 
+/// A client that is still kept when it ends: at the unload, or as `ready()` fails.
+struct Stays<const FAILS: bool>;
+
+/// The numbers of calls of `unload()` of either, and of its drop.
+static UNLOADED: [Atomic<i32>; 2] = [const { Atomic::new(0) }; 2];
+static DROPPED: [Atomic<i32>; 2] = [const { Atomic::new(0) }; 2];
+
+/// How often the client was dropped when the last that has kept it let go.
+static DROPPED_WHILE_KEPT: [Atomic<i32>; 2] = [const { Atomic::new(-1) }; 2];
+
+impl<const FAILS: bool> Client for Stays<FAILS> {
+    type Data = ();
+
+    fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
+        Ok(Self)
+    }
+
+    fn ready(self: Pin<&Self>, client: &ClientRef, _cx: &Sleepable) -> Result {
+        client.spawn(GFP_KERNEL, |cx| {
+            let it = usize::from(FAILS);
+            // The end has begun, and waits for this.
+            let ends = || UNLOADED[it].load(Relaxed) == 1 && ClientRef::of::<Self>(cx).is_err();
+            if wait(ends).is_ok() {
+                DROPPED_WHILE_KEPT[it].store(DROPPED[it].load(Relaxed), Relaxed);
+            }
+        })?;
+        match FAILS {
+            true => Err(ENOTTY),
+            false => Ok(()),
+        }
+    }
+
+    fn unload(self: Pin<&Self>, _cx: &Sleepable) {
+        UNLOADED[usize::from(FAILS)].fetch_add(1, Relaxed);
+    }
+}
+
+impl<const FAILS: bool> Drop for Stays<FAILS> {
+    fn drop(&mut self) {
+        DROPPED[usize::from(FAILS)].fetch_add(1, Relaxed);
+    }
+}
+
+// SAFETY: Each type has its variable, and the module is that of the suites. The one test that makes
+// a registration drops it.
+unsafe impl<const FAILS: bool> ModuleClient for Stays<FAILS> {
+    fn singleton() -> &'static Singleton {
+        static SINGLETONS: [Singleton; 2] = [const { Singleton::new() }; 2];
+        &SINGLETONS[usize::from(FAILS)]
+    }
+
+    fn module() -> &'static ThisModule {
+        Kunit::module()
+    }
+}
+
 // Built into the kernel, the suites run before there is a device.
 #[cfg(MODULE)]
 #[kunit_tests(rdma_client)]
@@ -193,6 +256,31 @@ mod tests {
             EBUSY
         );
         Env::new()?;
+        Ok(())
+    }
+
+    /// The client is there as long as anything keeps it, and has let go before that.
+    #[test]
+    fn stays_until_the_last_reference_is_gone() -> Result {
+        let made = KBox::pin_init(Registration::<Stays<false>>::new(c"stays"), GFP_KERNEL);
+        drop(made?);
+        check_eq!(DROPPED_WHILE_KEPT[0].load(Relaxed), 0);
+        check_eq!(
+            (UNLOADED[0].load(Relaxed), DROPPED[0].load(Relaxed)),
+            (1, 1)
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn stays_where_loading_fails() -> Result {
+        let made = KBox::pin_init(Registration::<Stays<true>>::new(c"fails"), GFP_KERNEL);
+        check_err!(made, ENOTTY);
+        check_eq!(DROPPED_WHILE_KEPT[1].load(Relaxed), 0);
+        check_eq!(
+            (UNLOADED[1].load(Relaxed), DROPPED[1].load(Relaxed)),
+            (1, 1)
+        );
         Ok(())
     }
 

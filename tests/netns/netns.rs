@@ -8,19 +8,15 @@ use rdma::{
     prelude::*, //
 };
 
-struct Ulp {
-    client: ClientRef,
-}
+struct Ulp;
 
 struct Data;
 
 impl Client for Ulp {
     type Data = Data;
 
-    fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
-        Ok(Ulp {
-            client: client.clone(),
-        })
+    fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
+        Ok(Ulp)
     }
 }
 
@@ -29,12 +25,13 @@ impl DeviceData<Ulp> for Data {
         Ok::<_, Error>(Data)
     }
 
-    fn remove(self: Pin<&Self>, client: Pin<&Ulp>, dev: &Device, cx: &Sleepable) {
+    fn remove(self: Pin<&Self>, _client: Pin<&Ulp>, dev: &Device, cx: &Sleepable) {
         let options = cm::Options {
             net_of: Some(dev),
             ..Default::default()
         };
-        let created = cm::Id::create_with(&client.client, &options, cx);
+        let client = ClientRef::of::<Ulp>(cx);
+        let created = client.and_then(|client| cm::Id::create_with(&client, &options, cx));
         let errno = created.map_or_else(|e| e.to_errno(), |_| 0);
         pr_info!("id in the namespace of {dev}: {errno}\n");
     }

@@ -79,10 +79,8 @@ impl Client for Random {
             let _ = run_all(&inner, &plan, &over, cx);
         })
     }
-}
 
-impl Drop for Random {
-    fn drop(&mut self) {
+    fn unload(self: Pin<&Self>, _cx: &Sleepable) {
         self.over.store(true, Relaxed);
     }
 }

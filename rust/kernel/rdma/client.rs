@@ -4,8 +4,8 @@
 //!
 //! A ULP implements [`Client`] and is made a module by
 //! [`module_rdma_client!`](crate::module_rdma_client). At its unload every device is removed from
-//! it, see [`DeviceData::remove`]. Then the [`Client`] is dropped, and at last the unload waits
-//! until no listener, id or work item is left.
+//! it, see [`DeviceData::remove`], and it lets go of the rest in [`Client::unload`]. The unload
+//! waits until no listener, id, work item or [`ClientRef`] is left, and then drops the [`Client`].
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
 
@@ -50,18 +50,70 @@ pub mod crates {
 }
 
 /// An upper-layer protocol, as `struct ib_client`.
+///
+/// It stays until the last [`ClientRef`] is gone: what others call until then, such as a subsystem
+/// that frees an object of the ULP when a user closes a file, may use what it has. So it must not
+/// keep a [`ClientRef`] itself, or what has one, beyond [`Client::unload`]. Code that needs one
+/// takes it by [`ClientRef::of`].
+///
+/// # Examples
+///
+/// ```
+/// use core::net::Ipv4Addr;
+/// use kernel::{new_mutex, sync::Mutex};
+/// use rdma::prelude::*;
+///
+/// /// Listens while it is loaded.
+/// #[pin_data]
+/// struct Ulp {
+///     #[pin]
+///     listener: Mutex<Option<cm::Listener>>,
+/// }
+///
+/// impl Client for Ulp {
+///     type Data = ();
+///
+///     fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
+///         try_pin_init!(Self {
+///             listener <- new_mutex!(None),
+///         })
+///     }
+///
+///     fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
+///         let addr = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 7199);
+///         let refuse = |request: cm::Request<'_>, cx: &Sleepable| {
+///             request.into_id(cx)?.reject(b"full", cx)
+///         };
+///         let accept = Arc::new(refuse, GFP_KERNEL)?;
+///         let listener = cm::Listener::new(client, addr, 16, accept, cx)?;
+///         *self.listener.lock() = Some(listener);
+///         Ok(())
+///     }
+///
+///     /// A listener has a [`ClientRef`].
+///     fn unload(self: Pin<&Self>, _cx: &Sleepable) {
+///         let listener = self.listener.lock().take();
+///         drop(listener);
+///     }
+/// }
+/// ```
 pub trait Client: Sized + Send + Sync + 'static {
     /// The ULP's data for each device, `()` if it has none.
     type Data: DeviceData<Self>;
 
-    /// Makes the ULP's state when the module is loaded, before any device is known. A clone of
-    /// `client` creates connection manager ids later.
+    /// Makes the ULP's state when the module is loaded, before any device is known.
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
     /// Called when all devices that are present were added. An error ends loading the module.
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
         Ok(())
     }
+
+    /// Lets go of all that keeps the client: listeners, ids, clones of the [`ClientRef`], and files
+    /// and registrations by which others make more of them. The last method that is called: at the
+    /// unload when all devices were removed, and if loading fails after [`Client::init`]. The
+    /// unload then waits, and the client is dropped after that.
+    fn unload(self: Pin<&Self>, _cx: &Sleepable) {}
 }
 
 /// The data of a ULP for one device, from `add` to `remove`, as in the example of
@@ -166,7 +218,7 @@ pub unsafe trait ModuleClient: Client {
 #[doc(hidden)]
 #[pin_data(PinnedDrop)]
 pub struct Registration<T: ModuleClient> {
-    // Dropped in this order, after the client was unregistered.
+    // Dropped after the client was unregistered, and `end` has waited.
     #[pin]
     state: T,
     core: Pin<KBox<Core>>,
@@ -206,13 +258,25 @@ impl<T: ModuleClient> Registration<T> {
 
     fn register(&self) -> Result {
         let cx = Sleepable::current()?;
+        // The registration is not dropped after an error, but its fields are.
+        self.try_register(&cx).inspect_err(|_| self.end(&cx))
+    }
+
+    fn try_register(&self, cx: &Sleepable) -> Result {
         let client = self.core.handle()?;
         // SAFETY: `raw` is initialised and pinned, and unregistered before it goes. The singleton
         // has the address of this registration, of whose type the callbacks are.
         to_result(unsafe { bindings::ib_register_client(self.core.raw.get()) })?;
-        let ready = self.state().ready(&client, &cx);
-        // SAFETY: The client was just registered. The registration is not dropped after an error.
+        let ready = self.state().ready(&client, cx);
+        // SAFETY: The client was just registered, and is unregistered here only, as it is not
+        // dropped after an error.
         ready.inspect_err(|_| unsafe { bindings::ib_unregister_client(self.core.raw.get()) })
+    }
+
+    /// Has the client let go, and waits until nothing keeps it. It is not registered.
+    fn end(&self, cx: &Sleepable) {
+        self.state().unload(cx);
+        self.core.end(cx);
     }
 
     /// Returns the registration.
@@ -311,6 +375,8 @@ impl<T: ModuleClient> PinnedDrop for Registration<T> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: `register` has succeeded where a registration is dropped, which happens once.
         unsafe { bindings::ib_unregister_client(self.core.raw.get()) };
+        // SAFETY: A registration is dropped when the module is unloaded, in process context.
+        self.end(&unsafe { Sleepable::assume() });
     }
 }
 
@@ -323,7 +389,7 @@ impl ClientRef {
     ///
     /// # Errors
     ///
-    /// `ENODEV` before [`Client::init`] is called, and after the [`Client`] was dropped.
+    /// `ENODEV` before [`Client::init`] is called, and after [`Client::unload`] has returned.
     ///
     /// # Examples
     ///
@@ -545,7 +611,7 @@ pub(crate) struct Core {
     pub(crate) singleton: &'static Singleton,
     pub(crate) module: code::Module,
     pub(crate) event: device::EventHandler,
-    /// For work items of the ULP. Dropped after the refs were killed, and waits for their end.
+    /// For work items of the ULP.
     workqueue: Workqueue,
 }
 
@@ -678,8 +744,23 @@ impl Core {
         objects::kill_and_wait(&*inner, &fmt!("{client}: removal of {name}"), cx);
     }
 
+    /// Waits until nothing keeps the client, and until its work items have ended. Does that once.
+    #[inline(never)]
+    fn end(&self, cx: &Sleepable) {
+        {
+            let _cores = CORES.lock();
+            // INVARIANT: From here on there is no core.
+            if self.singleton.core.xchg(0, atomic::Relaxed) == 0 {
+                return;
+            }
+        }
+        objects::kill_and_wait(self, &fmt!("{}: unload", self.name), cx);
+        self.workqueue.flush(cx);
+    }
+
     fn handle(&self) -> Result<ClientRef> {
-        // SAFETY: `self` is pinned by `Core::new`, and its drop kills the refs and waits for them.
+        // SAFETY: `self` is pinned by `Core::new`, and is not dropped before `end` has killed the
+        // refs and waited for them.
         unsafe { refs::Ref::try_get(NonNull::from(self), refs::Kind::Client) }.map(ClientRef)
     }
 }
@@ -703,15 +784,9 @@ impl fmt::Display for Core {
 #[pinned_drop]
 impl PinnedDrop for Core {
     fn drop(self: Pin<&mut Self>) {
-        {
-            let _cores = CORES.lock();
-            // INVARIANT: From here on there is no core.
-            self.singleton.core.store(0, atomic::Relaxed);
-        }
         // SAFETY: A registration is dropped when the loading of its module has failed, or when the
         // module is unloaded, in process context.
-        let cx = unsafe { Sleepable::assume() };
-        objects::kill_and_wait(&*self, &fmt!("{}: unload", self.name), &cx);
+        self.end(&unsafe { Sleepable::assume() });
     }
 }
 

@@ -52,6 +52,12 @@ impl Workqueue {
         // SAFETY: By the type invariant the workqueue is valid while `self` is borrowed.
         unsafe { workqueue::Queue::from_raw(self.0.as_ptr()) }
     }
+
+    /// Waits for all work items that were queued before (`flush_workqueue`).
+    pub(crate) fn flush(&self, _cx: &Sleepable) {
+        // SAFETY: By the type invariant the workqueue is valid.
+        unsafe { bindings::__flush_workqueue(self.0.as_ptr()) };
+    }
 }
 
 impl Drop for Workqueue {

@@ -38,10 +38,9 @@ struct Random {
 impl Client for Random {
     type Data = OnDevice;
 
-    fn init(client: &ClientRef) -> impl PinInit<Self, Error> {
+    fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
         let seed = module_parameters::seed.value();
-        World::new(client, seed, module_parameters::share.value() != 0)
-            .map(|world| Random { world })
+        World::new(seed, module_parameters::share.value() != 0).map(|world| Random { world })
     }
 
     fn ready(self: Pin<&Self>, client: &ClientRef, _cx: &Sleepable) -> Result {
@@ -57,13 +56,9 @@ impl Client for Random {
         let (world, rng) = (self.world.clone(), self.world.rng());
         client.spawn(GFP_KERNEL, move |cx| steps::sweep(&world, rng, cx))
     }
-}
 
-impl Drop for Random {
-    fn drop(&mut self) {
-        if let Ok(cx) = Sleepable::current() {
-            self.world.close(&cx);
-        }
+    fn unload(self: Pin<&Self>, cx: &Sleepable) {
+        self.world.close(cx);
     }
 }
 

@@ -156,7 +156,7 @@ fn listen(t: &mut Turn<'_>) -> Result {
         Arc::new(Answers(t.world.clone()), GFP_KERNEL)?,
         t.rng.below(9),
     );
-    let client = &t.world.client;
+    let client = &World::client(t.cx)?;
     let listener = cm::Listener::with(client, addr, backlog, &options, answers, t.cx)?;
     drop(t.world.listeners.put(Listener::Cm(listener)));
     Ok(())
@@ -198,7 +198,7 @@ fn connect_to(t: &mut Turn<'_>) -> Result {
         ..Default::default()
     };
     let side = Side::new(t.world, Kind::Release)?;
-    let client = &t.world.client;
+    let client = &World::client(t.cx)?;
     let id = cm::Id::connect_to(client, dst, ms, &options, side.clone(), t.cx)?;
     side.set_link(Link::Cm(id));
     t.keep(side);

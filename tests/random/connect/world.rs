@@ -86,11 +86,10 @@ pub(crate) struct World {
     ports: Atomic<u32>,
     /// `true` if listeners share ports.
     share: bool,
-    pub(crate) client: ClientRef,
 }
 
 impl World {
-    pub(crate) fn new(client: &ClientRef, seed: u64, share: bool) -> Result<Arc<Self>> {
+    pub(crate) fn new(seed: u64, share: bool) -> Result<Arc<Self>> {
         let init = pin_init!(Self {
             sides <- Pool::new(),
             requests <- Pool::new(),
@@ -103,9 +102,13 @@ impl World {
             seed: Atomic::new(seed),
             ports: Atomic::new(0),
             share,
-            client: client.clone(),
         }? Error);
         Arc::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Returns the client, unless the module is unloaded.
+    pub(crate) fn client(cx: &Sleepable) -> Result<ClientRef> {
+        ClientRef::of::<Random>(cx)
     }
 
     /// Returns other random numbers each time.
@@ -163,15 +166,15 @@ impl World {
             true => c"rxe0",
             false => c"rxe1",
         };
-        self.client.device_by_name(name, cx).ok_or(ENODEV)
+        Self::client(cx)?.device_by_name(name, cx).ok_or(ENODEV)
     }
 
     /// Finds the way to an address, and waits for that.
     pub(crate) fn resolve(&self, rng: &mut Rng, cx: &Sleepable) -> Result<cm::Id> {
         let (addr, ms) = (self.addr(rng), timeout_ms(rng));
-        self.times.measure(Kind::Resolve, || {
-            cm::Id::resolve(&self.client, addr, ms, cx)
-        })
+        let client = Self::client(cx)?;
+        self.times
+            .measure(Kind::Resolve, || cm::Id::resolve(&client, addr, ms, cx))
     }
 
     /// Keeps a side for others to use.
