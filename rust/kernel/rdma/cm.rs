@@ -31,6 +31,7 @@ pub(crate) use pending::Pending;
 use crate::{
     completion::wait_event,
     deferred,
+    objects,
     prelude::internal::*,
     removal, //
 };
@@ -719,6 +720,20 @@ impl<M: Manager> workqueue::WorkItem<NOTIFY> for Conn<M> {
     }
 }
 
+/// The state: "connecting" until the peer has answered, or confirmed that its request was accepted.
+impl<M: Manager> fmt::Display for Conn<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state() {
+            State::Idle => "idle",
+            State::Resolved => "resolved",
+            State::Requested => "requested",
+            State::Asking | State::Connecting | State::Notified => "connecting",
+            State::Established => "established",
+            State::Closed => "closed",
+        })
+    }
+}
+
 impl<M: Manager> removal::OnRemoval for Conn<M> {
     fn place(&self) -> &removal::Place {
         &self.place
@@ -808,6 +823,11 @@ impl<M: Manager> Conn<M> {
 
     pub(crate) fn state(&self) -> State {
         self.inner.lock().state
+    }
+
+    /// Returns what the list of objects shows of the connection: its state.
+    pub(crate) fn shown(self: &Arc<Self>) -> objects::Sizes {
+        objects::Sizes::Connection(self.clone())
     }
 
     pub(crate) fn is_gone(&self) -> bool {

@@ -238,7 +238,8 @@ impl Connection {
         conn.set_handler(&handler)?;
         let pending = cm::Pending::new(conn.clone())?;
         let reserved = deferred::Deferred::reserve()?;
-        let object = device.object(refs::Kind::Id);
+        let mut object = device.object(refs::Kind::Id);
+        object.sizes = conn.shown();
         let id = id(Arc::as_ptr(&conn).cast_mut().cast())?;
         conn.set_id(Some(id));
         // INVARIANT: The caller says so of callback and context.

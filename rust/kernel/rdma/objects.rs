@@ -149,10 +149,11 @@ impl fmt::Display for Peer {
     }
 }
 
-/// The sizes of an object.
-#[derive(Clone, Copy)]
+/// The sizes of an object, or its state.
 pub(crate) enum Sizes {
     Unknown,
+    /// It prints the state of the connection.
+    Connection(Arc<dyn fmt::Display + Send + Sync>),
     /// [`Object::add_refused`] counts the requests that were refused.
     Listener,
     /// Of the entries, [`Object::add_reserved`] says how many are reserved.
@@ -175,9 +176,10 @@ pub(crate) enum Sizes {
 }
 
 impl Sizes {
-    fn write(self, count: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write(&self, count: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => Ok(()),
+            Self::Connection(conn) => f.write_fmt(fmt!(", {}", &**conn)),
             Self::Listener => write!(f, ", {count} requests refused"),
             Self::Cq { context, entries } => {
                 write!(f, ", {context}, {count} of {entries} entries reserved")

@@ -21,7 +21,7 @@ KMEMLEAK = Path("/sys/kernel/debug/kmemleak")
 def objects():
     addr = re.escape(ADDR)
     named = [rf"rdma_rping: rxe0: QP \d+ to {addr}:\d+, made \d+ s ago",
-             rf"rdma_rping: CM id to {addr}:\d+, made \d+ s ago",
+             rf"rdma_rping: CM id to {addr}:\d+, made \d+ s ago, established",
              rf"rdma_rping: CM id on {addr}:\d+, made \d+ s ago"]
     with traffic():
         said = OBJECTS.read_text()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The samples and a peer that is no RDMA device, and sends what it likes."""
 
+import re
 import socket
 import struct
 import subprocess
@@ -26,11 +27,16 @@ def rping(_stranger):
 @contextmanager
 def rpc(_stranger, calls=60, clients=4):
     """Has the server of rpc, and its clients, which are to be served: they, and one more, are connected."""
+    def confirmed():
+        states = {*re.findall(r"^rdma_rpc: CM id to .*, (\w+)$", OBJECTS.read_text(), re.M)}
+        return "established" in states and states <= {"established", "closed"}
+
     with subprocess.Popen(["insmod", BUILD / "rdma_rpc.ko", f"calls={calls}", f"clients={clients}"]) as load:
         while load.poll() is None and OBJECTS.read_text().count("rdma_rpc: rxe1: QP") < 2 * (clients + 1):
             time.sleep(0.001)
         # A connection whose confirmation is still to come is given up as a stranger's is.
-        time.sleep(0.3)
+        while load.poll() is None and not confirmed():
+            time.sleep(0.001)
         yield 7177, 8, b""
     assert load.returncode == 0, "the clients of rpc were not served"
     sh("rmmod", "rdma_rpc")

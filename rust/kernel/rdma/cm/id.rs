@@ -63,7 +63,8 @@ impl Id {
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = deferred::Deferred::reserve()?;
         let conn = Conn::new(cm::State::Idle)?;
-        let object = client.object(refs::Kind::Id);
+        let mut object = client.object(refs::Kind::Id);
+        object.sizes = conn.shown();
         let context = Arc::as_ptr(&conn).cast_mut().cast();
         // SAFETY: The context lives until the id is destroyed.
         let raw = unsafe { options.create(client, on_event, context) }?;
@@ -1210,7 +1211,8 @@ impl Request<'_> {
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
         let conn = Conn::new(cm::State::Requested)?;
         let reserved = deferred::Deferred::reserve()?;
-        let object = self.client.object(refs::Kind::Id);
+        let mut object = self.client.object(refs::Kind::Id);
+        object.sizes = conn.shown();
         let pending = Pending::new(conn.clone())?;
         let raw = self.id.as_ptr();
         // SAFETY: By the type invariant this is the id's callback, the only one that runs, for a
