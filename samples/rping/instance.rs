@@ -266,11 +266,12 @@ fn accept(instance: Arc<Instance>, request: cm::Request<'_>, cx: &Sleepable) -> 
     if request.initiator_depth() == 0 {
         return Err(EPROTO); // The peer allows no RDMA READ.
     }
-    let reads = request.responder_resources().min(1);
+    if request.responder_resources() == 0 {
+        return Err(EPROTO); // See Documentation/safety.rst, a FLUSH without a resource.
+    }
     let id = request.into_id(cx)?;
     let client = instance.client.clone();
     client.spawn(GFP_KERNEL, move |cx| {
-        Conn::run(&instance, id, cx, |conn, cx| serve(conn, reads, cx))
-            .unwrap_or_else(|e| instance.ended(e.into()));
+        Conn::run(&instance, id, cx, serve).unwrap_or_else(|e| instance.ended(e.into()));
     })
 }

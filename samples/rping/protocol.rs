@@ -80,15 +80,11 @@ pub(crate) fn pattern(ping: u32, len: usize) -> impl Iterator<Item = u8> {
 }
 
 /// Accepts a connection, and serves pings until it ends.
-pub(crate) fn serve(conn: &Arc<Conn>, responder_resources: u8, cx: &Sleepable) -> Result {
+pub(crate) fn serve(conn: &Arc<Conn>, cx: &Sleepable) -> Result {
     let go_ahead = Message::with(conn, &[0; MESSAGE_LEN], cx)?;
     // The client's first message may come before it is accepted.
     conn.post_recv(Ping::new(conn, MAX_SIZE.into(), cx)?)?;
-    let param = cm::ConnParam {
-        responder_resources,
-        ..Default::default()
-    };
-    conn.id.accept(conn.clone(), &param, cx)?;
+    (conn.id).accept(conn.clone(), &Default::default(), cx)?;
     conn.connected()?;
 
     let mut number = 0u32;

@@ -122,15 +122,17 @@ class Stranger:
             if opcode == UD_SEND and qpn == CM_QPN and len(rest) >= 8 + 256:
                 yield int.from_bytes(rest[24:26], "big"), rest[32:]
 
-    def request(self, port, timeout=20, retries=15, private=b""):
+    def request(self, port, timeout=20, retries=15, private=b"", depth=1):
         """A request for a connection to a port, with private data, and the number of connection and QP.
+
+        It is to read so many times at once.
 
         The answer is sent again so often, each time after 4.096 us << timeout."""
         number = next(self.numbers)
         path = (gid(HERE), gid(THERE))
         fields = {
             0: ("I", number), 8: ("Q", TCP | port), 16: ("Q", 0x020000fffe000066),
-            32: ("I", number << 8 | 1), 36: ("I", 1), 40: ("I", timeout << 3),
+            32: ("I", number << 8 | 1), 36: ("I", depth), 40: ("I", timeout << 3),
             # The PSN that is expected; one retry, each after 16 ms.
             44: ("I", number << 8 | timeout << 3 | 1),
             48: ("HBB", 0xffff, 3 << 4 | 1, retries << 4),
@@ -140,9 +142,9 @@ class Stranger:
         }
         return mad(REQ, fields), number
 
-    def connect(self, port, seconds=10, private=b""):
+    def connect(self, port, seconds=10, **request):
         """Makes a connection; returns its QP there and the PSN that it expects, or None if it is refused."""
-        message, number = self.request(port, private=private)
+        message, number = self.request(port, **request)
         self.send_mad(message)
         end = time.monotonic() + seconds
         while time.monotonic() < end:

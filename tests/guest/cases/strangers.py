@@ -129,6 +129,15 @@ def broken_off(calls=60, slots=10):
     return f"{broken} messages"
 
 
+@case("stranger: a request that leaves a FLUSH no resource")
+def no_resource():
+    with cable(), Stranger() as stranger, listening(addr=THERE) as (server, port):
+        # The request may be lost.
+        while not server.stats()["errors"]:
+            assert not stranger.connect(port, seconds=1, depth=0), "it was accepted"
+        serve_one(server, port, addr=THERE)
+
+
 def looked_for(arp):
     """The hosts that have been asked for since."""
     asked = set()
