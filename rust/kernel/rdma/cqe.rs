@@ -239,8 +239,9 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     type Needs: Context;
 
     /// Takes the owner of a completed request back (`ib_cqe.done`). Handlers of one completion
-    /// queue run one after the other, but for those of completions in a [`WcArray`] and of
-    /// [shared](crate::cq::Cq::pool_get) queues, which may run at the same time as others.
+    /// queue run one after the other, but for three kinds, which may run beside others: those of
+    /// completions in a [`WcArray`], of [shared](crate::cq::Cq::pool_get) queues, and of
+    /// [transfers](crate::rw) that the device has lost, which the end of their QP completes.
     ///
     /// [`WcArray`]: crate::cq::WcArray
     fn done(this: Self::Pointer, wc: &Wc, cx: &Self::Needs);
