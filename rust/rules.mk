@@ -46,25 +46,28 @@ bindgen-c-flags = $(if $(CONFIG_CC_IS_CLANG),$(c_flags),$(filter-out $(bindgen-s
 # Where the kernel's tree is that of a headers package, its parameters come with the metadata of its crates.
 rdma-bindgen-params = $(firstword $(wildcard $(addsuffix /rust/bindgen_parameters,$(srctree) $(objtree))))
 
-# bindgen does not make the hundreds of `Default::default()` inline, so each would be a function, and exported. As inline
-# ones those that are used are compiled, where they are used.
+# A rule sets rdma-bindgen-args, which say what is bound, and rdma-bindgen-c-flags. bindgen does not make the hundreds
+# of `Default::default()` inline, so each would be a function, and exported. As inline ones those that are used are
+# compiled, where they are used.
 quiet_cmd_rdma_bindgen = BINDGEN $(quiet_modtag) $@
       cmd_rdma_bindgen = \
 	$(BINDGEN) $< $(shell grep -Ev '^\#|^$$' $(rdma-bindgen-params)) \
 		--rust-target 1.85 --use-core --with-derive-default --ctypes-prefix ffi \
-		--no-layout-tests --no-debug '.*' --enable-function-attribute-detection \
+		--no-debug '.*' --enable-function-attribute-detection \
 		--no-recursive-allowlist --default-non-copy-union-style manually_drop \
-		--allowlist-file '.*/include/(uapi/)?rdma/.*' \
-		--allowlist-file '.*/rust/helpers/.*' \
-		$(addprefix --allowlist-type ,$(rdma-bindgen-types)) \
-		$(addprefix --opaque-type ,dim ifla_vf_info ifla_vf_stats iphdr rdma_cgroup) \
-		-o $@ -- $(bindgen-c-flags) -I$(src)/rust/helpers -fno-builtin -D__BINDGEN__ -DMODULE; \
+		$(rdma-bindgen-args) \
+		-o $@ -- $(bindgen-c-flags) $(rdma-bindgen-c-flags) -fno-builtin -D__BINDGEN__ -DMODULE; \
 	sed -Ei 's/^( *)fn default\(\) -> Self \{/\1\#[inline]\n&/' $@
 
 # Types that the RDMA headers use and `kernel::bindings` does not bind.
 rdma-bindgen-types := dim ifla_vf_guid ifla_vf_info ifla_vf_stats iphdr irq_poll irq_poll_fn \
 	netdevice_tracker possible_net_t rdma_cgroup rdmacg_device tph_mem_type
 
+$(rdma-bindings)/rdma_bindings_generated.rs: private rdma-bindgen-args := --no-layout-tests \
+	--allowlist-file '.*/include/(uapi/)?rdma/.*' --allowlist-file '.*/rust/helpers/.*' \
+	$(addprefix --allowlist-type ,$(rdma-bindgen-types)) \
+	$(addprefix --opaque-type ,dim ifla_vf_info ifla_vf_stats iphdr rdma_cgroup)
+$(rdma-bindings)/rdma_bindings_generated.rs: private rdma-bindgen-c-flags := -I$(src)/rust/helpers
 $(rdma-bindings)/rdma_bindings_generated.rs: $(src)/rust/bindings/rdma_bindings.h $(src)/rust/helpers/helpers.h FORCE
 	$(call if_changed_dep,rdma_bindgen)
 targets += rust/bindings/rdma_bindings_generated.rs
