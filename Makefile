@@ -25,10 +25,20 @@ endif
 args := CC=$(CC)
 endif
 
+ifdef NVME_SRC
+args += NVME_SRC=$(abspath $(NVME_SRC))
+endif
+
 modules: checked
 modules modules_install:
 	@mkdir -p $(out)
 	$(MAKE) -C $(KDIR) M=$(CURDIR) MO=$(out) $(args) $@
+
+# The drivers of NVMe need its private headers (Kbuild).
+NVME ?= m
+nvme := $(if $(CONFIG_NVME_FABRICS)$(CONFIG_NVME_TARGET),$(NVME))
+nvme-src := $(wildcard $(addsuffix /drivers/nvme/host/nvme.h,$(or $(NVME_SRC),$(KDIR)/source $(KDIR))))
+nvme-compared := $(if $(nvme-src),$(if $(CONFIG_DEBUG_INFO_BTF),$(nvme)))
 
 # One line says what is missing.
 .PHONY: checked
@@ -49,9 +59,13 @@ checked:
 		is=$$($(CC) -dumpfullversion 2>&1 | tail -n 1); \
 		[ '$(lastword $(built_by))' = "$$is" ] || \
 			die "the kernel of $(KDIR) was built by $(built_by), and $(CC) is $$is"; }; \
-	for tool in $(BINDGEN) $(RUSTFMT); do \
+	for tool in $(BINDGEN) $(RUSTFMT)$(if $(nvme-compared), python3); do \
 		command -v $$tool >/dev/null || die "$$tool is missing: install it"; \
-	done
+	done; \
+	[ -z '$(nvme)' ] || [ '$(nvme-src)' ] || { \
+		[ -z '$(NVME_SRC)' ] || die "NVME_SRC=$(NVME_SRC) has no drivers/nvme/host/nvme.h"; \
+		echo "note: without nvme_rdma_rs and nvmet_rdma_rs: $(KDIR) has no drivers/nvme/host/nvme.h;" \
+			"NVME_SRC= names the source that the kernel was built from"; }
 
 clean:
 	rm -rf $(out)
@@ -99,7 +113,8 @@ help:
 	@echo 'RDMA_RS_CACHE=   the cache, otherwise in ~/.cache/rdma-rs'
 	@echo
 	@echo 'make KDIR=/lib/modules/$$(uname -r)/build [modules_install|clean]'
-	@echo '                 a plain build without the sandbox, if that kernel has Rust metadata'
+	@echo '                 a plain build without the sandbox, if that kernel has Rust metadata; with NVME_SRC=, the'
+	@echo '                 source of that kernel, the drivers of NVMe as well'
 
 ifeq ($(ARCH),arm64)
 modules:

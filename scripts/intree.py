@@ -33,6 +33,8 @@ PLACES = (
     ("rust/kernel/rdma/", "drivers/infiniband/rust/rdma/"),
     ("rust/", "drivers/infiniband/rust/"),
     ("drivers/null/", "drivers/infiniband/sw/null/"),
+    ("drivers/nvme/host/", "drivers/nvme/host/rdma_rs/"),
+    ("drivers/nvme/target/", "drivers/nvme/target/rdma_rs/"),
     ("samples/", "drivers/infiniband/ulp/rust/"),
     ("tests/kunit/kunitconfig", "drivers/infiniband/rust/.kunitconfig"),
     ("tests/examples/", "drivers/infiniband/tests/examples/"),
