@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: GPL-2.0
+"""NVMe over RDMA: the modules that have bindings of the kernel's private headers."""
+
+import errno
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+from case import BUILD, FLAVOUR, case, sh
+
+NVMET = Path("/sys/kernel/config/nvmet")
+ADDR = "192.0.2.99"
+
+
+@contextmanager
+def loaded(name, *kernel):
+    """Loads a module, and those of the kernel that it needs, for a while."""
+    sh("modprobe", "-a", *kernel)
+    sh("insmod", BUILD / FLAVOUR / f"{name}.ko")
+    try:
+        yield
+    finally:
+        sh("rmmod", name)
+
+
+def refused(said, what, *args):
+    """Does what fails, and looks for what the kernel says then."""
+    subprocess.run(["dmesg", "-C"], check=True)
+    try:
+        what(*args)
+    except OSError as e:
+        assert e.errno == errno.EOPNOTSUPP, e
+    else:
+        raise AssertionError("it was not refused")
+    log = sh("dmesg").stdout
+    assert said in log, f"the kernel said: {log}"
+
+
+# They are built for kernels that have NVMe.
+if (BUILD / FLAVOUR / "nvme_rdma_rs.ko").exists():
+    @case("nvme: the host reads its options, and refuses a controller")
+    def host():
+        with loaded("nvme_rdma_rs", "nvme-fabrics"):
+            refused(f"nvme_rdma_rs: {ADDR}: ", Path("/dev/nvme-fabrics").write_text,
+                    f"transport=rdma_rs,traddr={ADDR},nqn=none")
+
+
+if (BUILD / FLAVOUR / "nvmet_rdma_rs.ko").exists():
+    @case("nvme: the target reads its address, and refuses a port")
+    def target():
+        with loaded("nvmet_rdma_rs", "nvmet", "configfs"):
+            if not NVMET.exists():
+                sh("mount", "-t", "configfs", "none", NVMET.parent)
+            port, subsystem = NVMET / "ports/99", NVMET / "subsystems/none"
+            for folder in port, subsystem:
+                folder.mkdir()
+            try:
+                for name, value in (("trtype", "rdma"), ("adrfam", "ipv4"), ("traddr", ADDR), ("trsvcid", "4420")):
+                    (port / f"addr_{name}").write_text(value)
+                refused(f"nvmet_rdma_rs: {ADDR}: ", (port / "subsystems/none").symlink_to, subsystem)
+            finally:
+                for folder in port, subsystem:
+                    folder.rmdir()
