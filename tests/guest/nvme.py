@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: GPL-2.0
+"""NVMe over RDMA for the tests in a VM: a target by configfs, a host by nvme-cli, and fio.
+
+    with nvme.ends(), nvme.Null() as null, nvme.Target(null) as target, nvme.Controller(target) as host:
+        nvme.fio(host.disk(), rw="randwrite", bs="4k", verify="crc32c")
+
+What a test has set up is taken down in the opposite order; left() tells what is there all the same."""
+
+import json
+import os
+import re
+import subprocess
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from case import SECONDS, sh
+from rping import ADDR, ports
+
+CONFIG = Path("/sys/kernel/config")
+NVMET = CONFIG / "nvmet"
+FABRICS = Path("/dev/nvme-fabrics")
+CONTROLLERS = Path("/sys/class/nvme")
+# The modules of each end, by name, and the name that a host's transport is registered with.
+HOSTS = {"c": "nvme-rdma"}
+TRANSPORTS = {"c": "rdma"}
+TARGETS = {"c": "nvmet-rdma"}
+# Those below the transports, which the two ends share.
+CORES = ("nvme-rdma", "nvmet-rdma", "nvmet", "nvme-fabrics", "nvme-core", "nvme-auth", "nvme-keyring")
+HOSTNQN = "nqn.2014-08.org.nvmexpress:uuid:6c1e1d34-6f0b-4a0c-8d5a-4f5d1f2b9a{:02x}"
+MIB = 1 << 20
+numbers = iter(range(1, 1 << 30))
+
+
+def until(condition, what, seconds=30):
+    """Waits for a condition, and returns what it has returned."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what} after {seconds} s")
+        time.sleep(0.02)
+    return found
+
+
+def write(path, value):
+    """Writes a file of configfs or sysfs by one system call."""
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, str(value).encode())
+    except OSError as e:
+        raise OSError(e.errno, f"{os.strerror(e.errno)}: {path} = {value}") from None
+    finally:
+        os.close(fd)
+
+
+def loaded(module):
+    return Path("/sys/module", module.replace("-", "_")).exists()
+
+
+def load(host="c", target="c"):
+    """Loads the modules of the named ends; either may be None."""
+    sh("modprobe", "-a", "configfs", *(names[end] for names, end in ((HOSTS, host), (TARGETS, target)) if end))
+    if not CONFIG.is_mount():
+        sh("mount", "-t", "configfs", "configfs", CONFIG)
+
+
+def unload(*modules):
+    """Unloads modules, without others all of NVMe, of those that are loaded."""
+    for module in modules or (*HOSTS.values(), *TARGETS.values(), *CORES):
+        if loaded(module):
+            sh("rmmod", module)
+
+
+@contextmanager
+def ends(host="c", target="c"):
+    """Has the modules of the named ends loaded."""
+    load(host, target)
+    try:
+        yield
+    finally:
+        unload()
+
+
+class Null:
+    """A null_blk device with memory of its own. Its attributes are those of null_blk in configfs."""
+
+    def __init__(self, size=64, **attributes):
+        self.name = f"nullb_rdma{next(numbers)}"
+        self.path = CONFIG / "nullb" / self.name
+        self.device = Path("/dev", self.name)
+        self.attributes = {"size": size, "memory_backed": 1, "discard": 1, "blocksize": 512, **attributes}
+
+    def __enter__(self):
+        if not loaded("null_blk"):
+            sh("modprobe", "null_blk", "nr_devices=0")
+        self.path.mkdir()
+        try:
+            for name, value in {**self.attributes, "power": 1}.items():
+                write(self.path / name, value)
+            until(self.device.exists, f"{self.device} is not there")
+        except BaseException:
+            self.path.rmdir()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.path.rmdir()
+
+
+class Ram:
+    """A RAM disk, which brd makes when it is loaded."""
+
+    device = Path("/dev/ram0")
+
+    def __init__(self, size=64):
+        self.size = size
+
+    def __enter__(self):
+        sh("modprobe", "brd", "rd_nr=1", f"rd_size={self.size << 10}")
+        until(self.device.exists, f"{self.device} is not there")
+        return self
+
+    def __exit__(self, *_):
+        sh("rmmod", "brd")
+
+
+class File:
+    """A file in memory, which the target reads and writes without its page cache, or with it (buffered)."""
+
+    def __init__(self, size=64, buffered=False):
+        self.size, self.namespace = size, {"buffered_io": int(buffered)}
+        self.device = Path(f"/run/nvme-rdma-{next(numbers)}")
+
+    def __enter__(self):
+        with self.device.open("wb") as file:
+            file.truncate(self.size * MIB)
+        return self
+
+    def __exit__(self, *_):
+        self.device.unlink()
+
+
+class Loop(File):
+    """A loop device on such a file."""
+
+    def __enter__(self):
+        super().__enter__()
+        self.namespace = {}
+        self.file = self.device
+        sh("modprobe", "loop")
+        self.device = Path(sh("losetup", "--find", "--show", self.file).stdout.strip())
+        return self
+
+    def __exit__(self, *_):
+        sh("losetup", "--detach", self.device)
+        self.file.unlink()
+
+
+class Target:
+    """A subsystem whose namespaces are the backings, 1 and up, on a port of its own.
+
+    Attributes of the subsystem (attr_*), of the port (param_*) and of a namespace (a dictionary `namespace`
+    of its backing) are those of configfs. A port is on the address that the test's own rxe link has."""
+
+    def __init__(self, *backings, addr=ADDR, nqn=None, port=None, **attributes):
+        self.number = next(numbers)
+        self.addr, self.trsvcid = addr, str(port or next(ports))
+        self.nqn = nqn or f"rdma-rs-{self.number}"
+        self.backings, self.attributes = backings, {"attr_allow_any_host": 1, **attributes}
+        self.subsystem = NVMET / "subsystems" / self.nqn
+        self.port = NVMET / "ports" / str(self.number)
+        self.undo = ExitStack()
+
+    def __enter__(self):
+        with self.undo:
+            self.make(self.subsystem, "attr_")
+            for nsid, backing in enumerate(self.backings, 1):
+                self.add(nsid, backing)
+            self.make(self.port, "param_")
+            for name, value in (("adrfam", "ipv6" if ":" in self.addr else "ipv4"), ("trtype", "rdma"),
+                                ("traddr", self.addr), ("trsvcid", self.trsvcid)):
+                write(self.port / f"addr_{name}", value)
+            self.enable()
+            self.undo.callback(self.disable)
+            self.undo = self.undo.pop_all()
+        return self
+
+    def __exit__(self, *_):
+        self.undo.close()
+
+    def make(self, path, prefix):
+        path.mkdir()
+        self.undo.callback(path.rmdir)
+        for name, value in self.attributes.items():
+            if name.startswith(prefix):
+                write(path / name, value)
+
+    def add(self, nsid, backing):
+        """Adds a namespace."""
+        path = self.subsystem / "namespaces" / str(nsid)
+        path.mkdir()
+        self.undo.callback(lambda: path.exists() and path.rmdir())
+        write(path / "device_path", backing.device)
+        for name, value in getattr(backing, "namespace", {}).items():
+            write(path / name, value)
+        write(path / "enable", 1)
+
+    def namespace(self, nsid, enable):
+        """Enables or disables a namespace."""
+        write(self.subsystem / f"namespaces/{nsid}/enable", int(enable))
+
+    def remove(self, nsid):
+        """Removes a namespace."""
+        (self.subsystem / f"namespaces/{nsid}").rmdir()
+
+    def enable(self):
+        """Has the port listen."""
+        (self.port / "subsystems" / self.nqn).symlink_to(self.subsystem)
+
+    def disable(self):
+        """Has the port no longer listen, and the connections of the subsystem end."""
+        (self.port / "subsystems" / self.nqn).unlink(missing_ok=True)
+
+
+def option(name, value):
+    """An option of nvme connect, by its name with underscores."""
+    name = name if name == "fast_io_fail_tmo" else name.replace("_", "-")
+    return [f"--{name}"] if value is True else [f"--{name}={value}"]
+
+
+class Controller:
+    """A host's controller of a target. Options are those of nvme connect (nr_io_queues=1, queue_size=16)."""
+
+    def __init__(self, target, end="c", **options):
+        self.target = target
+        self.hostnqn = HOSTNQN.format(next(numbers) % 256)
+        self.options = {"transport": TRANSPORTS[end], "traddr": target.addr, "trsvcid": target.trsvcid,
+                        "nqn": target.nqn, "hostnqn": self.hostnqn, "hostid": self.hostnqn.rpartition(":")[2],
+                        **options}
+        self.name = ""
+
+    def __enter__(self):
+        self.connect()
+        return self
+
+    def __exit__(self, *_):
+        self.disconnect()
+
+    def connect(self):
+        """Connects, and waits for the namespaces."""
+        words = [word for name, value in self.options.items() for word in option(name, value)]
+        said = sh("nvme", "connect", *words, "--output-format=json").stdout
+        self.name = json.loads(said)["device"]
+        for nsid in range(1, len(self.target.backings) + 1):
+            self.disk(nsid)
+
+    def disconnect(self):
+        """Has the controller deleted, unless it is gone."""
+        if self.path.exists() and self.name:
+            sh("nvme", "disconnect", f"--device={self.name}")
+        until(lambda: not self.name or not self.path.exists(), f"{self.name} is still there")
+
+    @property
+    def path(self):
+        return CONTROLLERS / self.name
+
+    def state(self):
+        """The state of the controller; "gone" without one."""
+        try:
+            return (self.path / "state").read_text(encoding="ascii").strip()
+        except OSError:
+            return "gone"
+
+    def settle(self, state="live", seconds=60):
+        """Waits for a state."""
+        until(lambda: self.state() == state, f"{self.name} is {self.state()} and not {state}", seconds)
+
+    def reset(self):
+        """Has the controller reset, and waits for that."""
+        sh("nvme", "reset", f"/dev/{self.name}")
+
+    def find(self, nsid=1):
+        """The block device of a namespace, or None."""
+        for path in Path("/sys/block").glob("nvme*n*"):
+            # A path of a multipath disk is no device that one can open.
+            if not re.fullmatch(r"nvme\d+n\d+", path.name):
+                continue
+            try:
+                nqn = (path / "device/subsysnqn").read_text(encoding="ascii").strip()
+                number = int((path / "nsid").read_text(encoding="ascii"))
+            except OSError:
+                # It is just going.
+                continue
+            if (nqn, number) == (self.target.nqn, nsid):
+                return Path("/dev", path.name)
+        return None
+
+    def disk(self, nsid=1):
+        """The block device of a namespace, once it can be read."""
+        def ready():
+            found = self.find(nsid)
+            return found if found and found.exists() and int(
+                Path("/sys/block", found.name, "size").read_text(encoding="ascii")) else None
+        return until(ready, f"no block device for namespace {nsid} of {self.target.nqn}")
+
+
+def fio_words(filename, **job):
+    """The command line of fio for a job, of options with their values. Data are verified to the last byte."""
+    job = {"name": "job", "filename": filename, "ioengine": "libaio", "direct": 1, "thread": 1, "bs": "4k",
+           "size": "4m", "randseed": 1, "allrandrepeat": 1, "verify_fatal": 1, "verify_state_save": 0, **job}
+    return ["fio", "--output-format=json",
+            *(f"--{name}" if value is True else f"--{name}={value}" for name, value in job.items() if value is not None)]
+
+
+def fio_result(words, status, said, errors):
+    """The job of fio's JSON; raises where it has failed."""
+    text = said[said.find("{"):]
+    problem = [line for line in (said[:said.find("{")] + errors).splitlines() if line.strip()]
+    if status or not text.startswith("{"):
+        raise AssertionError(f"fio failed ({status}): {'; '.join(problem)[:400]}: {' '.join(words[2:])}")
+    jobs = json.loads(text)["jobs"]
+    assert all(job["error"] == 0 for job in jobs), f"fio: {[job['error'] for job in jobs]}: {problem}"
+    return jobs[0]
+
+
+def fio(filename, **job):
+    """Runs a job of fio, and returns its figures."""
+    words = fio_words(filename, **job)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False, cwd="/run")
+    return fio_result(words, done.returncode, done.stdout, done.stderr)
+
+
+class Load:
+    """A job of fio that runs beside what the test does: with Load(disk, ...) as load: ..."""
+
+    def __init__(self, filename, **job):
+        self.words = fio_words(filename, **job)
+        self.process = self.figures = None
+
+    def __enter__(self):
+        self.process = subprocess.Popen(self.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                        cwd="/run")
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind:
+            self.process.kill()
+            self.process.communicate()
+        elif self.figures is None:
+            self.wait()
+
+    def running(self):
+        return self.process.poll() is None
+
+    def wait(self, seconds=SECONDS):
+        """Waits for the job's end, and returns its figures; raises where it has failed."""
+        said, errors = self.process.communicate(timeout=seconds)
+        self.figures = fio_result(self.words, self.process.returncode, said, errors)
+        return self.figures
+
+
+def objects():
+    """The RDMA objects of the modules of both ends, a line each."""
+    lines = []
+    for kind in ("cm_id", "qp", "cq", "pd", "mr"):
+        said = sh("rdma", "resource", "show", kind).stdout
+        lines += [line for line in said.splitlines() if re.search(r"comm \[?nvmet?[-_]", line)]
+    return lines
+
+
+def left():
+    """What is there of controllers, subsystems, ports and RDMA objects."""
+    found = [str(path) for where in (CONTROLLERS, NVMET / "subsystems", NVMET / "ports", CONFIG / "nullb")
+             if where.exists() for path in where.iterdir() if path.is_dir()]
+    return found + objects()
+
+
+def none_left(seconds=20):
+    """Fails unless all is gone, which ends in work items."""
+    end = time.monotonic() + seconds
+    while found := left():
+        assert time.monotonic() < end, f"still there: {'; '.join(found[:10])}"
+        time.sleep(0.1)
