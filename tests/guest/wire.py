@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Two rxe links with a wire between them: near0, and far0 in the network namespace "far"."""
+"""Two rxe links with a wire between them: near0, and far0 in the network namespace "far".
+
+Or both in one namespace, for ULPs that know no other: what is sent to an address of these is routed to the wire
+before it is found to be local, and what comes from the wire is local first."""
 
 import json
 import subprocess
 from contextlib import contextmanager
+from pathlib import Path
 
 from case import sh
 
@@ -32,16 +36,37 @@ def devices():
     return [device for device in ENDS if f" {device}:" in said]
 
 
-def up():
+def route():
+    """Has the ends reach each other by the wire in one namespace."""
+    for rule in ("pref 10 iif wire0 lookup local", "pref 10 iif wire1 lookup local", "pref 20 lookup 100",
+                 "pref 30 lookup local"):
+        sh("ip", "rule", "add", *rule.split())
+    sh("ip", "rule", "del", "pref", "0")
+    for addr, source, interface in ((FAR, NEAR, "wire0"), (NEAR, FAR, "wire1")):
+        sh("ip", "route", "add", addr, "dev", interface, "src", source, "table", "100")
+    for interface in ("all", "wire0", "wire1"):
+        conf = Path("/proc/sys/net/ipv4/conf", interface)
+        for name, value in (("accept_local", 1), ("rp_filter", 0), ("arp_ignore", 1)):
+            (conf / name).write_text(str(value), encoding="ascii")
+
+
+def up(apart=True):
+    """Makes both ends, in namespaces of their own (apart) or in one."""
     sh("modprobe", "-a", "veth", "sch_netem", "rdma_rxe")
-    sh("ip", "netns", "add", "far")
-    sh("ip", "link", "add", "wire0", "type", "veth", "peer", "name", "wire1", "netns", "far")
-    sh(*NETNS, "ip", "link", "set", "lo", "up")
+    if apart:
+        sh("ip", "netns", "add", "far")
+    else:
+        ENDS["far0"] = ("wire1", ())
+    sh("ip", "link", "add", "wire0", "type", "veth", "peer", "name", "wire1", *(("netns", "far") if apart else ()))
+    if apart:
+        sh(*NETNS, "ip", "link", "set", "lo", "up")
     for device, addr in (("near0", NEAR), ("far0", FAR)):
         interface, where = ENDS[device]
         sh(*where, "ip", "addr", "add", f"{addr}/24", "dev", interface)
         sh(*where, "ip", "link", "set", interface, "up")
         link(device)
+    if not apart:
+        route()
 
 
 def down():
