@@ -6,6 +6,7 @@
 
 What a test has set up is taken down in the opposite order; left() tells what is there all the same."""
 
+import errno
 import json
 import os
 import re
@@ -13,7 +14,9 @@ import subprocess
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from signal import SIGINT
 
+import wire
 from case import SECONDS, sh
 from rping import ADDR, ports
 
@@ -29,6 +32,11 @@ TARGETS = {"c": "nvmet-rdma"}
 CORES = ("nvme-rdma", "nvmet-rdma", "nvmet", "nvme-fabrics", "nvme-core", "nvme-auth", "nvme-keyring")
 HOSTNQN = "nqn.2014-08.org.nvmexpress:uuid:6c1e1d34-6f0b-4a0c-8d5a-4f5d1f2b9a{:02x}"
 MIB = 1 << 20
+# The exit status of fio after a signal.
+INTERRUPTED = 128
+# The address of the target on each link: an rxe link on a dummy interface, where packets are looped back; two rxe links
+# with a wire between them; siw.
+LINKS = {"rxe": ADDR, "wire": wire.FAR, "siw": "198.18.0.1"}
 numbers = iter(range(1, 1 << 30))
 
 
@@ -51,6 +59,22 @@ def write(path, value):
         raise OSError(e.errno, f"{os.strerror(e.errno)}: {path} = {value}") from None
     finally:
         os.close(fd)
+
+
+def up(link):
+    """Makes a link."""
+    if link == "rxe":
+        sh("/rdma-rs/tests/guest/up", "none")
+    elif link == "wire":
+        wire.up(apart=False)
+    else:
+        sh("modprobe", "-a", "dummy", "siw")
+        # A device of TCP, which takes that way to an address of its own.
+        sh("ip", "link", "set", "lo", "up")
+        sh("ip", "link", "add", "rdma1", "type", "dummy")
+        sh("ip", "addr", "add", f"{LINKS[link]}/24", "dev", "rdma1")
+        sh("ip", "link", "set", "rdma1", "up")
+        sh("rdma", "link", "add", "siw0", "type", "siw", "netdev", "rdma1")
 
 
 def loaded(module):
@@ -156,70 +180,89 @@ class Loop(File):
         self.file.unlink()
 
 
+class Port:
+    """A port on an address, on which a subsystem is. Attributes (param_*) are those of configfs."""
+
+    def __init__(self, subsystem, addr=ADDR, trsvcid=None, **attributes):
+        self.subsystem, self.addr, self.trsvcid = subsystem, addr, str(trsvcid or next(ports))
+        self.path = NVMET / "ports" / str(next(numbers))
+        self.attributes = {"addr_adrfam": "ipv6" if ":" in addr else "ipv4", "addr_trtype": "rdma",
+                           "addr_traddr": addr, "addr_trsvcid": self.trsvcid, **attributes}
+
+    def __enter__(self):
+        self.path.mkdir()
+        try:
+            for name, value in self.attributes.items():
+                write(self.path / name, value)
+            self.enable()
+        except BaseException:
+            self.path.rmdir()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.disable()
+        self.path.rmdir()
+
+    def enable(self):
+        """Has the port listen."""
+        (self.path / "subsystems" / self.subsystem.name).symlink_to(self.subsystem)
+
+    def disable(self):
+        """Has the port no longer listen, and the connections of the subsystem end."""
+        (self.path / "subsystems" / self.subsystem.name).unlink(missing_ok=True)
+
+
 class Target:
     """A subsystem whose namespaces are the backings, 1 and up, on a port of its own.
 
     Attributes of the subsystem (attr_*), of the port (param_*) and of a namespace (a dictionary `namespace`
-    of its backing) are those of configfs. A port is on the address that the test's own rxe link has."""
+    of its backing) are those of configfs. Without an address it is that of the rxe link on a dummy interface."""
 
-    def __init__(self, *backings, addr=ADDR, nqn=None, port=None, **attributes):
-        self.number = next(numbers)
-        self.addr, self.trsvcid = addr, str(port or next(ports))
-        self.nqn = nqn or f"rdma-rs-{self.number}"
-        self.backings, self.attributes = backings, {"attr_allow_any_host": 1, **attributes}
+    def __init__(self, *backings, addr=ADDR, nqn=None, trsvcid=None, **attributes):
+        self.nqn = nqn or f"rdma-rs-{next(numbers)}"
+        self.backings = backings
         self.subsystem = NVMET / "subsystems" / self.nqn
-        self.port = NVMET / "ports" / str(self.number)
+        self.attributes = {"attr_allow_any_host": 1,
+                           **{name: value for name, value in attributes.items() if name.startswith("attr_")}}
+        self.port = Port(self.subsystem, addr, trsvcid,
+                         **{name: value for name, value in attributes.items() if name not in self.attributes})
+        self.addr, self.trsvcid = self.port.addr, self.port.trsvcid
+        self.enable, self.disable = self.port.enable, self.port.disable
         self.undo = ExitStack()
 
     def __enter__(self):
-        with self.undo:
-            self.make(self.subsystem, "attr_")
+        with ExitStack() as undo:
+            self.subsystem.mkdir()
+            undo.callback(self.subsystem.rmdir)
+            for name, value in self.attributes.items():
+                write(self.subsystem / name, value)
             for nsid, backing in enumerate(self.backings, 1):
+                undo.callback(self.remove, nsid)
                 self.add(nsid, backing)
-            self.make(self.port, "param_")
-            for name, value in (("adrfam", "ipv6" if ":" in self.addr else "ipv4"), ("trtype", "rdma"),
-                                ("traddr", self.addr), ("trsvcid", self.trsvcid)):
-                write(self.port / f"addr_{name}", value)
-            self.enable()
-            self.undo.callback(self.disable)
-            self.undo = self.undo.pop_all()
+            undo.enter_context(self.port)
+            self.undo = undo.pop_all()
         return self
 
     def __exit__(self, *_):
         self.undo.close()
 
-    def make(self, path, prefix):
-        path.mkdir()
-        self.undo.callback(path.rmdir)
-        for name, value in self.attributes.items():
-            if name.startswith(prefix):
-                write(path / name, value)
-
     def add(self, nsid, backing):
-        """Adds a namespace."""
-        path = self.subsystem / "namespaces" / str(nsid)
+        """Adds a namespace, and enables it."""
+        path = self.subsystem / f"namespaces/{nsid}"
         path.mkdir()
-        self.undo.callback(lambda: path.exists() and path.rmdir())
-        write(path / "device_path", backing.device)
-        for name, value in getattr(backing, "namespace", {}).items():
+        for name, value in {"device_path": backing.device, **getattr(backing, "namespace", {}), "enable": 1}.items():
             write(path / name, value)
-        write(path / "enable", 1)
 
     def namespace(self, nsid, enable):
         """Enables or disables a namespace."""
         write(self.subsystem / f"namespaces/{nsid}/enable", int(enable))
 
     def remove(self, nsid):
-        """Removes a namespace."""
-        (self.subsystem / f"namespaces/{nsid}").rmdir()
-
-    def enable(self):
-        """Has the port listen."""
-        (self.port / "subsystems" / self.nqn).symlink_to(self.subsystem)
-
-    def disable(self):
-        """Has the port no longer listen, and the connections of the subsystem end."""
-        (self.port / "subsystems" / self.nqn).unlink(missing_ok=True)
+        """Removes a namespace, if it is there."""
+        path = self.subsystem / f"namespaces/{nsid}"
+        if path.exists():
+            path.rmdir()
 
 
 def option(name, value):
@@ -246,10 +289,13 @@ class Controller:
     def __exit__(self, *_):
         self.disconnect()
 
+    def words(self):
+        """The options of nvme connect."""
+        return [word for name, value in self.options.items() for word in option(name, value)]
+
     def connect(self):
         """Connects, and waits for the namespaces."""
-        words = [word for name, value in self.options.items() for word in option(name, value)]
-        said = sh("nvme", "connect", *words, "--output-format=json").stdout
+        said = sh("nvme", "connect", *self.words(), "--output-format=json").stdout
         self.name = json.loads(said)["device"]
         for nsid in range(1, len(self.target.backings) + 1):
             self.disk(nsid)
@@ -304,37 +350,52 @@ class Controller:
         return until(ready, f"no block device for namespace {nsid} of {self.target.nqn}")
 
 
-def fio_words(filename, **job):
-    """The command line of fio for a job, of options with their values. Data are verified to the last byte."""
-    job = {"name": "job", "filename": filename, "ioengine": "libaio", "direct": 1, "thread": 1, "bs": "4k",
-           "size": "4m", "randseed": 1, "allrandrepeat": 1, "verify_fatal": 1, "verify_state_save": 0, **job}
-    return ["fio", "--output-format=json",
-            *(f"--{name}" if value is True else f"--{name}={value}" for name, value in job.items() if value is not None)]
+def fio_words(filename, *jobs, **options):
+    """The command line of fio for jobs, one after the other, of options with their values: those of all, and those of
+    each. Data are verified to the last byte."""
+    options = {"filename": filename, "ioengine": "libaio", "direct": 1, "thread": 1, "bs": "4k", "size": "4m",
+               "randseed": 1, "allrandrepeat": 1, "verify_fatal": 1, "verify_state_save": 0, **options}
+    words = ["fio", "--output-format=json"]
+    for job in ({}, *(jobs or ({},))):
+        # What is before the first name is for all jobs.
+        words += [f"--{name}={value}" for name, value in (options or {"name": "job", "stonewall": 1, **job}).items()
+                  if value is not None]
+        options = {}
+    return words
 
 
 def fio_result(words, status, said, errors):
-    """The job of fio's JSON; raises where it has failed."""
+    """The jobs of fio's JSON; raises where one has failed."""
     text = said[said.find("{"):]
     problem = [line for line in (said[:said.find("{")] + errors).splitlines() if line.strip()]
     if status or not text.startswith("{"):
         raise AssertionError(f"fio failed ({status}): {'; '.join(problem)[:400]}: {' '.join(words[2:])}")
     jobs = json.loads(text)["jobs"]
     assert all(job["error"] == 0 for job in jobs), f"fio: {[job['error'] for job in jobs]}: {problem}"
-    return jobs[0]
+    return jobs
 
 
-def fio(filename, **job):
-    """Runs a job of fio, and returns its figures."""
-    words = fio_words(filename, **job)
+def fio_jobs(filename, *jobs, **options):
+    """Runs jobs of fio, and returns the figures of each."""
+    words = fio_words(filename, *jobs, **options)
     done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False, cwd="/run")
     return fio_result(words, done.returncode, done.stdout, done.stderr)
 
 
+def fio(filename, **options):
+    """Runs a job of fio, and returns its figures."""
+    return fio_jobs(filename, **options)[0]
+
+
 class Load:
-    """A job of fio that runs beside what the test does: with Load(disk, ...) as load: ..."""
+    """A job of fio that runs beside what the test does: with Load(disk, ...) as load: ...
+
+    Without a job of its own it writes at random, and verifies what it has written, until it is stopped."""
+
+    JOB = {"rw": "randwrite", "verify": "crc32c", "verify_backlog": 64, "iodepth": 16, "time_based": 1, "runtime": 3600}
 
     def __init__(self, filename, **job):
-        self.words = fio_words(filename, **job)
+        self.words = fio_words(filename, **{**self.JOB, **job})
         self.process = self.figures = None
 
     def __enter__(self):
@@ -343,20 +404,41 @@ class Load:
         return self
 
     def __exit__(self, kind, *_):
-        if kind:
+        if self.figures is None and not kind:
+            self.stop()
+        if self.process.returncode is None:
             self.process.kill()
             self.process.communicate()
-        elif self.figures is None:
-            self.wait()
 
     def running(self):
         return self.process.poll() is None
 
-    def wait(self, seconds=SECONDS):
+    def end(self, signal=0):
+        """Waits for the job's end, after a signal if that is not 0, and returns its exit status and what it has said."""
+        if signal:
+            self.process.send_signal(signal)
+        said, errors = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, said, errors
+
+    def wait(self):
         """Waits for the job's end, and returns its figures; raises where it has failed."""
-        said, errors = self.process.communicate(timeout=seconds)
-        self.figures = fio_result(self.words, self.process.returncode, said, errors)
+        self.figures, = fio_result(self.words, *self.end())
         return self.figures
+
+    def stop(self):
+        """Has the job end now, and returns its figures; raises where it has failed before."""
+        assert self.running(), f"fio has ended by itself: {self.end()[2][:400]}"
+        status, said, errors = self.end(SIGINT)
+        self.figures, = fio_result(self.words, 0 if status == INTERRUPTED else status, said, errors)
+        return self.figures
+
+    def broken(self):
+        """Waits for the job's end, which must be an I/O error and no wrong data, and returns the error's name."""
+        status, said, errors = self.end()
+        self.figures = json.loads(said[said.find("{"):])["jobs"][0]
+        error = self.figures["error"]
+        assert status and error not in (0, errno.EILSEQ), f"fio ended with {status}, error {error}: {errors[:400]}"
+        return errno.errorcode[error]
 
 
 def objects():
@@ -364,7 +446,8 @@ def objects():
     lines = []
     for kind in ("cm_id", "qp", "cq", "pd", "mr"):
         said = sh("rdma", "resource", "show", kind).stdout
-        lines += [line for line in said.splitlines() if re.search(r"comm \[?nvmet?[-_]", line)]
+        # C says that the QPs of rdma_create_qp() are the connection manager's.
+        lines += [line for line in said.splitlines() if re.search(r"comm \[(nvmet?|rdma_cm\])", line)]
     return lines
 
 
