@@ -387,20 +387,31 @@ def fio(filename, **options):
     return fio_jobs(filename, **options)[0]
 
 
+def completed(disk):
+    """The reads and writes that a disk has completed."""
+    words = Path("/sys/block", disk.name, "stat").read_text(encoding="ascii").split()
+    return int(words[0]) + int(words[4])
+
+
 class Load:
     """A job of fio that runs beside what the test does: with Load(disk, ...) as load: ...
 
     Without a job of its own it writes at random, and verifies what it has written, until it is stopped."""
 
+    # The I/Os after which it is under way: opening a disk makes some, too.
+    FLOWING = 64
     JOB = {"rw": "randwrite", "verify": "crc32c", "verify_backlog": 64, "iodepth": 16, "time_based": 1, "runtime": 3600}
 
     def __init__(self, filename, **job):
-        self.words = fio_words(filename, **{**self.JOB, **job})
+        self.disk, self.words = filename, fio_words(filename, **{**self.JOB, **job})
         self.process = self.figures = None
 
     def __enter__(self):
+        before = completed(self.disk)
         self.process = subprocess.Popen(self.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         cwd="/run")
+        # A signal before that would end it without a word.
+        until(lambda: completed(self.disk) > before + self.FLOWING or not self.running(), "no I/O is completed", 60)
         return self
 
     def __exit__(self, kind, *_):
@@ -414,7 +425,7 @@ class Load:
         return self.process.poll() is None
 
     def end(self, signal=0):
-        """Waits for the job's end, after a signal if that is not 0, and returns its exit status and what it has said."""
+        """Waits for the job's end, after a signal if that is not 0: its exit status, and what it has said."""
         if signal:
             self.process.send_signal(signal)
         said, errors = self.process.communicate(timeout=SECONDS)
