@@ -102,10 +102,11 @@ def introduce():
 
 @contextmanager
 def trouble(kind, figures):
-    """Has both directions of the wire in trouble; adds to the figures what was done to how many packets."""
+    """Has both directions of the wire in trouble, of a kind or in netem's words; adds to the figures what was done to
+    how many packets."""
     introduce()
     for interface, where in ENDS.values():
-        sh(*where, "tc", "qdisc", "replace", "dev", interface, "root", "netem", *TROUBLES[kind].split())
+        sh(*where, "tc", "qdisc", "replace", "dev", interface, "root", "netem", *TROUBLES.get(kind, kind).split())
     before = received()
     try:
         yield
