@@ -40,7 +40,7 @@ LINKS = {"rxe": ADDR, "wire": wire.FAR, "siw": "198.18.0.1"}
 numbers = iter(range(1, 1 << 30))
 
 
-def until(condition, what, seconds=30):
+def until(condition, what, seconds=60):
     """Waits for a condition, and returns what it has returned."""
     end = time.monotonic() + seconds
     while not (found := condition()):
@@ -317,7 +317,7 @@ class Controller:
         except OSError:
             return "gone"
 
-    def settle(self, state="live", seconds=60):
+    def settle(self, state="live", seconds=120):
         """Waits for a state."""
         until(lambda: self.state() == state, f"{self.name} is {self.state()} and not {state}", seconds)
 
@@ -411,7 +411,7 @@ class Load:
         self.process = subprocess.Popen(self.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         cwd="/run")
         # A signal before that would end it without a word.
-        until(lambda: completed(self.disk) > before + self.FLOWING or not self.running(), "no I/O is completed", 60)
+        until(lambda: completed(self.disk) > before + self.FLOWING or not self.running(), "no I/O is completed")
         return self
 
     def __exit__(self, kind, *_):
@@ -469,7 +469,7 @@ def left():
     return found + objects()
 
 
-def none_left(seconds=20):
+def none_left(seconds=60):
     """Fails unless all is gone, which ends in work items."""
     end = time.monotonic() + seconds
     while found := left():
