@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The cases of data over NVMe over RDMA: sizes, depths, the edges of inline data, queues, what is served."""
+
+import errno
+import filecmp
+import random
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import nvme
+from case import BUILD, STOCK, sh
+from nvme import File, Load, Loop, Null, Ram
+from nvme_ground import MIB, case, jobs_of, read_at, write_at
+
+DEPTHS = (1, 16, 64)
+KIB = 1024
+# Sizes, and what is special about their memory.
+SIZES = {"512 B": (512, {}), "4 KiB": (4 * KIB, {}), "4 KiB across pages": (4 * KIB, {"mem_align": 512}),
+         "16 KiB": (16 * KIB, {}), "64 KiB": (64 * KIB, {}), "128 KiB": (128 * KIB, {}), "1 MiB": (MIB, {})}
+EDGES = (512, 3584, 4096, 4608, 16384, 16896)
+FOLDER = Path("/run/nvme-tree")
+
+
+for text, (b, extra) in SIZES.items():
+    # 64 MiB under way would take minutes where the kernel is emulated.
+    d = DEPTHS if b < MIB else DEPTHS[:-1]
+
+    on = ("rxe", "wire", "siw") if text in ("4 KiB", "64 KiB") else ("rxe", "wire")
+
+    @case(f"{text}, depths {', '.join(map(str, d))}", b, d, extra, links=on)
+    def sizes(ground, block, depths, options):
+        null = Null()
+        with ground.pair(null) as (_, host):
+            ground.verify(host.disk(), null, *jobs_of(block, depths), bs=block, **options)
+
+
+@case("mixed reads and writes of 512 B to 64 KiB")
+def mixed(ground):
+    with ground.pair() as (_, host):
+        ground.fio(host.disk(), rw="randrw", verify="crc32c", bsrange="512-64k", blocksize_unaligned=0, iodepth=32,
+                   size="2m", bs=None)
+
+
+for io_queues in (1, 2):
+    @case(f"I/O queues: {io_queues}, two jobs", io_queues, links=("rxe",))
+    def queues(ground, number):
+        null = Null()
+        with ground.pair(null, nr_io_queues=number) as (_, host):
+            # Where there are two processors, each job has its queue.
+            with Load(host.disk(), size="1m", offset="16m", cpus_allowed="0") as load:
+                ground.verify(host.disk(), null, iodepth=16, size="1m", cpus_allowed="1")
+                ground.stop(load)
+
+
+for entries in (16, 128):
+    @case(f"queue size {entries}, depth 64", entries)
+    def depth_above(ground, number):
+        null = Null()
+        with ground.pair(null, queue_size=number, nr_io_queues=1) as (_, host):
+            ground.verify(host.disk(), null, iodepth=64, size="1m")
+
+
+@case("io_uring, depth 32", links=("rxe",))
+def uring(ground):
+    null = Null()
+    with ground.pair(null) as (_, host):
+        ground.verify(host.disk(), null, ioengine="io_uring", iodepth=32, size="1m")
+
+
+@case("poll queue, depths 1 and 16", links=("rxe",))
+def polled(ground):
+    null = Null()
+    with ground.pair(null, nr_io_queues=1, nr_poll_queues=1) as (_, host):
+        ground.verify(host.disk(), null, *jobs_of(4 * KIB, (1, 16)), ioengine="io_uring", hipri=1)
+
+
+@case("write queues apart from read queues", links=("rxe",))
+def write_queues(ground):
+    null = Null()
+    with ground.pair(null, nr_io_queues=1, nr_write_queues=1) as (_, host):
+        ground.verify(host.disk(), null, iodepth=16, size="1m")
+
+
+@case("page cache, with fsync", links=("rxe",))
+def buffered(ground):
+    null = Null(cache_size=1)
+    with ground.pair(null) as (_, host):
+        ground.verify(host.disk(), null, direct=0, ioengine="psync", fsync=16, size="1m", iodepth=1)
+
+
+def counted(backing, column):
+    """What the block layer has counted of a device: 4 completed writes, 11 discards, 15 flushes."""
+    return int(Path("/sys/block", backing.device.name, "stat").read_text(encoding="ascii").split()[column])
+
+
+@case("flush", links=("rxe",))
+def flush(ground):
+    null = Null(cache_size=1)
+    with ground.pair(null) as (_, host):
+        before = counted(null, 15)
+        ground.fio(host.disk(), rw="randwrite", fsync=1, size="128k")
+        assert counted(null, 15) > before, "no flush has come to the backing"
+
+
+@case("trim", links=("rxe",))
+def trim(ground):
+    null = Null()
+    with ground.pair(null) as (_, host):
+        before = counted(null, 11)
+        ground.fio(host.disk(), rw="randtrimwrite", verify="crc32c", iodepth=16, size="1m")
+        assert counted(null, 11) > before, "no discard has come to the backing"
+
+
+@case("write zeroes", links=("rxe",))
+def zeroes(ground):
+    null = Null()
+    with ground.pair(null) as (_, host):
+        write_at(host.disk(), 0, b"\xff" * MIB)
+        sh("blkdiscard", "-z", "-o", "4096", "-l", str(MIB // 2), host.disk())
+        for device in (host.disk(), null.device):
+            data = read_at(device, 0, MIB)
+            assert data == b"\xff" * 4096 + bytes(MIB // 2) + b"\xff" * (MIB // 2 - 4096), f"{device} has other data"
+
+
+for inline in (0, 4096, 16384):
+    @case(f"inline data size {inline}: {EDGES[0]} to {EDGES[-1]} bytes", inline)
+    def inline_edges(ground, size):
+        null = Null()
+        with ground.pair(null, target={"param_inline_data_size": size}) as (_, host):
+            ground.content(host.disk(), null, EDGES, random.Random(size))
+            jobs = [{"name": f"bs{block}", "bs": block, "size": 64 * block, "offset": MIB * n}
+                    for n, block in enumerate((3584, 4096, 4608))]
+            ground.verify(host.disk(), null, *jobs, iodepth=16, bs=None)
+
+
+@case("largest transfer of the target: 16 KiB")
+def mdts(ground):
+    null = Null()
+    with ground.pair(null, target={"param_mdts": 2}) as (_, host):
+        most = int(Path("/sys/block", host.disk().name, "queue/max_hw_sectors_kb").read_text(encoding="ascii"))
+        assert most == 16, f"the host sends up to {most} KiB"
+        ground.verify(host.disk(), null, bs="64k", iodepth=16, size="4m")
+
+
+BACKINGS = {"brd": Ram, "file": File, "file in the page cache": lambda: File(buffered=True), "loop": Loop}
+for text, make in BACKINGS.items():
+    @case(f"backing: {text}", make, links=("rxe",))
+    def backings(ground, made):
+        backing = made()
+        with ground.pair(backing) as (_, host):
+            ground.verify(host.disk(), backing, {"name": "small", "bs": "4k", "size": "512k"},
+                          {"name": "large", "bs": "128k", "size": "2m", "offset": "4m"}, iodepth=8)
+
+
+@case("write protection", links=("rxe",))
+def write_protection(ground):
+    with ground.pair() as (_, host):
+        data = random.Random(1).randbytes(64 * KIB)
+        write_at(host.disk(), 0, data)
+        protect = ["nvme", "set-feature", f"/dev/{host.name}", "--namespace-id=1", "--feature-id=0x84"]
+        sh(*protect, "--value=1")
+        read_only = Path("/sys/block", host.disk().name, "ro")
+        nvme.until(lambda: read_only.read_text(encoding="ascii").strip() == "1", "the disk is not read-only")
+        try:
+            write_at(host.disk(), 0, bytes(64 * KIB))
+        except OSError as e:
+            assert e.errno in (errno.EPERM, errno.EROFS, errno.EACCES), e
+        else:
+            raise AssertionError("a namespace that is write-protected was written to")
+        assert read_at(host.disk(), 0, len(data)) == data, "other data are read"
+        sh(*protect, "--value=0")
+        nvme.until(lambda: read_only.read_text(encoding="ascii").strip() == "0", "the disk is still read-only")
+        write_at(host.disk(), 0, data)
+
+
+@case("two namespaces at once")
+def two_namespaces(ground):
+    first, second = Null(), Null()
+    with ground.pair(first, second) as (_, host):
+        with Load(host.disk(1), size="1m", offset="16m") as load:
+            ground.verify(host.disk(2), second, bs="16k", iodepth=16, size="2m")
+            ground.stop(load)
+        ground.verify(host.disk(1), first, iodepth=16, size="512k", randseed=2)
+        # Neither has written to the other's.
+        assert not any(read_at(second.device, 16 * MIB, MIB)), "the second namespace has the first one's data"
+
+
+@case("two controllers of two subsystems at once", links=("rxe",))
+def two_controllers(ground):
+    first, second = Null(), Null()
+    with ground.pair(first) as (_, one), ground.pair(second) as (_, other):
+        with Load(one.disk(), size="1m", offset="16m") as load:
+            ground.verify(other.disk(), second, bs="16k", iodepth=16, size="2m")
+            ground.stop(load)
+        ground.verify(one.disk(), first, iodepth=16, size="512k")
+
+
+@contextmanager
+def mounted(device, *options):
+    FOLDER.mkdir(exist_ok=True)
+    sh("mount", *options, device, FOLDER)
+    try:
+        yield FOLDER
+    finally:
+        sh("umount", FOLDER)
+
+
+def same(one, other):
+    """Two trees are equal."""
+    found = filecmp.dircmp(one, other)
+    assert not (found.left_only or found.right_only or found.funny_files), (found.left_only, found.right_only)
+    _, differ, unread = filecmp.cmpfiles(one, other, found.common_files, shallow=False)
+    assert not differ and not unread, (differ, unread)
+    return len(found.common_files) + sum(same(Path(one, name), Path(other, name)) for name in found.common_dirs)
+
+
+@case("file system: a tree is the same after connecting again, and on the backing")
+def file_system(ground):
+    tree = BUILD.parent / "tests/guest"
+    make = ["mkfs.xfs", "--unsupported", "-K", "-q"] if STOCK else ["busybox", "mke2fs"]
+    with Null() as null, ground.target(null) as target:
+        with ground.controller(target) as host:
+            sh(*make, host.disk())
+            with mounted(host.disk()) as folder:
+                shutil.copytree(tree, folder / "tree", ignore=shutil.ignore_patterns("__pycache__"))
+        with ground.controller(target) as host, mounted(host.disk()) as folder:
+            files = same(folder / "tree", tree)
+            ground.figures["ios"] += files
+        target.disable()
+        target.remove(1)
+        with mounted(null.device, "-o", "ro") as folder:
+            same(folder / "tree", tree)
+
+
+@case("discovery: the subsystem is told, and connect-all connects", links=("rxe",))
+def discovery(ground):
+    with Null() as null, ground.target(null) as target:
+        where = [f"--transport={nvme.TRANSPORTS[ground.host]}", f"--traddr={target.addr}",
+                 f"--trsvcid={target.trsvcid}"]
+        said = sh("nvme", "discover", *where).stdout
+        assert target.nqn in said and f"traddr:  {target.addr}" in said, said
+        host = ground.controller(target)
+        sh("nvme", "connect-all", *where)
+        ground.verify(host.disk(), null, iodepth=16, size="256k")
+        done = subprocess.run(["nvme", "disconnect", f"--nqn={target.nqn}"], capture_output=True, text=True, check=True)
+        assert "disconnected 1" in done.stdout, done.stdout
+        nvme.until(lambda: not list(nvme.CONTROLLERS.iterdir()), "a controller is still there")
+
+
+@contextmanager
+def authenticated(ground, key):
+    """A target that lets one host in, by a secret: the target, the host and the secret that it uses in its options."""
+    null = Null()
+    with null, ground.target(null, attr_allow_any_host=0) as target:
+        host = ground.controller(target, dhchap_secret=key)
+        entry = nvme.NVMET / "hosts" / host.hostnqn
+        allowed = target.subsystem / "allowed_hosts" / host.hostnqn
+        entry.mkdir()
+        try:
+            allowed.symlink_to(entry)
+            yield null, host, entry / "dhchap_key"
+        finally:
+            allowed.unlink(missing_ok=True)
+            entry.rmdir()
+
+
+def secret():
+    return sh("nvme", "gen-dhchap-key", "--hmac=1").stdout.strip()
+
+
+@case("authentication: DH-HMAC-CHAP", links=("rxe",))
+def authentication(ground):
+    key = secret()
+    with authenticated(ground, key) as (null, host, file):
+        nvme.write(file, key)
+        with host:
+            ground.verify(host.disk(), null, iodepth=16, size="256k")
+            host.reset()
+            ground.verify(host.disk(), null, iodepth=16, size="256k", randseed=2)
+
+
+@case("authentication: a wrong secret is refused", links=("rxe",),
+      defects={("host", "c"): "it waits for a minute, uninterruptibly, as it does not notice that the target "
+                              "disconnects a queue that is being set up"})
+def wrong_secret(ground):
+    with authenticated(ground, secret()) as (_, host, file):
+        nvme.write(file, secret())
+        try:
+            host.connect()
+        except subprocess.CalledProcessError:
+            pass
+        else:
+            host.disconnect()
+            raise AssertionError("a host with a wrong secret was let in")
