@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The cases of faults of NVMe over RDMA: resets, ends that go, wires in trouble, devices that do not answer.
+
+Each has data written and verified meanwhile. After it they are verified on the disk and on the backing."""
+
+import subprocess
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import nvme
+import wire
+from case import STOCK, sh
+from nvme import Load, Null, until
+from nvme_ground import case, read_at, write_at
+
+# Seconds between attempts of a host to connect again.
+DELAY = 1
+RESETS = 20 if STOCK else 10
+RECONNECTS = 5
+
+
+@contextmanager
+def loaded(ground, stop=True, **options):
+    """A pair, and a load on its disk, which goes on through the fault, or which that ends; then all is verified."""
+    null = Null()
+    options = {"reconnect_delay": DELAY, "ctrl_loss_tmo": 600, **options}
+    with ground.pair(null, **options) as (target, host):
+        with Load(host.disk(), size="1m", offset="16m") as load:
+            yield target, host, load
+            if stop:
+                flowing(host)
+                ground.stop(load)
+        host.settle()
+        ground.verify(host.disk(), null, iodepth=16, size="256k", randseed=3)
+
+
+def flowing(host):
+    """Waits until I/Os are completed that begin after this."""
+    disk = host.disk()
+    before = nvme.completed(disk)
+    until(lambda: nvme.completed(disk) > before + Load.FLOWING, "no I/O is completed")
+
+
+@case("reset under load, 3 times")
+def reset(ground):
+    with loaded(ground) as (_, host, __):
+        for _ in range(3):
+            host.reset()
+            ground.figures["resets"] += 1
+            flowing(host)
+
+
+@case(f"reset without load, {RESETS} times", links=("rxe", "siw"))
+def resets(ground):
+    null = Null()
+    with ground.pair(null) as (_, host):
+        for _ in range(RESETS):
+            host.reset()
+            ground.figures["resets"] += 1
+        host.settle()
+        ground.verify(host.disk(), null, iodepth=16, size="256k")
+
+
+@case("port disabled and enabled under load, twice")
+def port(ground):
+    with loaded(ground) as (target, host, _):
+        for _ in range(2):
+            target.disable()
+            host.settle("connecting")
+            target.enable()
+            host.settle()
+            ground.figures["reconnects"] += 1
+            flowing(host)
+
+
+@case(f"connected again {RECONNECTS} times", links=("rxe",))
+def reconnects(ground):
+    with loaded(ground) as (target, host, _):
+        for _ in range(RECONNECTS):
+            target.disable()
+            host.settle("connecting")
+            target.enable()
+            host.settle()
+            ground.figures["reconnects"] += 1
+
+
+@case("namespace disabled and enabled under load", links=("rxe",))
+def namespace(ground):
+    with loaded(ground, stop=False) as (target, host, load):
+        target.namespace(1, False)
+        ground.broken(load)
+        until(lambda: host.find() is None, "the disk of a disabled namespace is still there")
+        target.namespace(1, True)
+        # C's target announces a namespace before that can be identified, so that the host may find nothing.
+        nvme.write(host.path / "rescan_controller", 1)
+        host.disk()
+
+
+@case("disconnected under load")
+def disconnect(ground):
+    null = Null()
+    with ground.pair(null) as (target, host):
+        with Load(host.disk()) as load:
+            host.disconnect()
+            ground.broken(load)
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
+@case("disconnected as soon as it is connected, 10 times", links=("rxe",))
+def disconnect_soon(ground):
+    null = Null()
+    with null, ground.target(null) as target:
+        for _ in range(10):
+            host = ground.controller(target)
+            sh("nvme", "connect", *host.words())
+            sh("nvme", "disconnect", f"--nqn={target.nqn}")
+        with ground.controller(target) as host:
+            ground.verify(host.disk(), null, iodepth=16, size="256k")
+
+
+@case("reset and disconnected at once under load", links=("rxe",),
+      defects={("host", "c"): "WARN_ON_ONCE() in nvme_rdma_reset_ctrl_work(): the deletion begins between its two "
+                              "changes of the state"})
+def reset_disconnect(ground):
+    null = Null()
+    with ground.pair(null) as (target, host):
+        with Load(host.disk()) as load:
+            with subprocess.Popen(["nvme", "reset", f"/dev/{host.name}"], stderr=subprocess.DEVNULL):
+                host.disconnect()
+            ground.broken(load)
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
+DEVICES = {"rxe": ("rxe0",), "wire": ("near0", "far0")}
+
+
+def delete_link(ground, device):
+    """The link goes under load, and the host's controller or its connections with it. Its port is enabled anew."""
+    null = Null()
+    with null, ground.target(null) as target:
+        with ground.controller(target, reconnect_delay=DELAY) as host:
+            with Load(host.disk()) as load:
+                sh("rdma", "link", "delete", device)
+                if device == "far0":
+                    host.settle("connecting")
+                else:
+                    ground.broken(load)
+                    until(lambda: host.state() == "gone", "the controller of a deleted device is still there")
+                if device == "rxe0":
+                    sh("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rdma0")
+                else:
+                    wire.link(device)
+                if device != "near0":
+                    target.disable()
+                    target.enable()
+                if device == "far0":
+                    host.settle()
+                    ground.figures["reconnects"] += 1
+                    flowing(host)
+                    ground.stop(load)
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
+for of_link, names in DEVICES.items():
+    for name in names:
+        case(f"rdma link delete {name} under load", name, links=(of_link,))(delete_link)
+
+
+@case("host's module unloaded under load", links=("rxe",))
+def unload_host(ground):
+    null = Null()
+    with null, ground.target(null) as target:
+        with ground.controller(target) as host:
+            with Load(host.disk()) as load:
+                sh("rmmod", nvme.HOSTS[ground.host])
+                ground.broken(load)
+            until(lambda: host.state() == "gone", "the controller is still there")
+        nvme.load(ground.host, None)
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
+@case("target's module is in use while a port is enabled, and unloaded after it", links=("rxe",))
+def unload_target(ground):
+    module = nvme.TARGETS[ground.end]
+    with loaded(ground) as (target, host, _):
+        refused = subprocess.run(["rmmod", module], capture_output=True, check=False)
+        assert refused.returncode, "it was unloaded below an enabled port"
+        target.disable()
+        host.settle("connecting")
+        sh("rmmod", module)
+        nvme.load(None, ground.end)
+        target.enable()
+        host.settle()
+        ground.figures["reconnects"] += 1
+
+
+@case("controller loss time runs out", links=("rxe",))
+def controller_loss(ground):
+    null = Null()
+    with ground.pair(null, reconnect_delay=DELAY, ctrl_loss_tmo=3) as (target, host):
+        with Load(host.disk()) as load:
+            target.disable()
+            ground.broken(load)
+            until(lambda: host.state() == "gone", "the controller is not given up")
+        target.enable()
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
+@case("I/O fails fast while the controller is connecting", links=("rxe",))
+def fail_fast(ground):
+    with loaded(ground, stop=False, fast_io_fail_tmo=2) as (target, host, load):
+        target.disable()
+        ground.broken(load)
+        assert host.state() == "connecting", host.state()
+        target.enable()
+        host.settle()
+        ground.figures["reconnects"] += 1
+
+
+@case("number of queues changes when connecting again", links=("rxe",))
+def queue_count(ground):
+    with loaded(ground, nr_io_queues=2) as (target, host, _):
+        for number in (1, 2):
+            # Has all controllers connect again.
+            nvme.write(target.subsystem / "attr_qid_max", number)
+            until(lambda n=number: int((host.path / "queue_count").read_text(encoding="ascii")) == n + 1 and
+                  host.state() == "live", f"the host does not have {number} I/O queues")
+            ground.figures["reconnects"] += 1
+            flowing(host)
+
+
+@case("I/O times out on a slow backing", links=("rxe",))
+def timeout(ground):
+    # An I/O takes 4 s there, and its command 1 s at most; it is not tried again.
+    slow = Null(irqmode=2, completion_nsec=4 * 10**9)
+    retries = Path("/sys/module/nvme_core/parameters/max_retries")
+    before = retries.read_text(encoding="ascii")
+    with ExitStack() as stack:
+        stack.callback(nvme.write, retries, before)
+        _, host = stack.enter_context(ground.pair(slow, reconnect_delay=DELAY))
+        nvme.write(retries, 0)
+        for path in Path("/sys/block").glob("nvme*n*/queue/io_timeout"):
+            nvme.write(path, 1000)
+        begin = time.monotonic()
+        try:
+            read_at(host.disk(), 0, 4096)
+        except OSError as e:
+            assert time.monotonic() - begin >= 0.9, f"it failed before its time: {e}"
+        else:
+            raise AssertionError("an I/O of 4 s did not time out")
+        host.settle()
+        ground.figures["reconnects"] += 1
+
+
+@case("two paths: each port goes, and I/O goes on", links=("rxe",))
+def paths(ground):
+    null = Null()
+    with null, ground.target(null) as target, nvme.Port(target.subsystem, target.addr) as second:
+        one = ground.controller(target, reconnect_delay=DELAY)
+        with one, ground.controller(target, **{**one.options, "trsvcid": second.trsvcid}) as other:
+            disk = one.disk()
+            with Load(disk, size="1m", offset="16m") as load:
+                for port_of, host in ((target, one), (second, other)):
+                    flowing(one)
+                    port_of.disable()
+                    host.settle("connecting")
+                    flowing(one)
+                    port_of.enable()
+                    host.settle()
+                    ground.figures["reconnects"] += 1
+                flowing(one)
+                ground.stop(load)
+            ground.verify(disk, null, iodepth=16, size="256k", randseed=3)
+
+
+# Fewer packets are late than in the storms: a connection of C on rxe ends there whenever 64 KiB are sent, and is made
+# again, without an end.
+TROUBLES = {**{kind: wire.TROUBLES[kind] for kind in ("loss", "duplication", "reordering")},
+            "delay": "delay 5ms", "all": "delay 2ms reorder 1% loss 1% duplicate 1%"}
+for kind, words in TROUBLES.items():
+    @case(f"wire in trouble: {kind}", words, links=("wire",))
+    def in_trouble(ground, trouble):
+        null, figures = Null(), {}
+        with ground.pair(null, reconnect_delay=DELAY) as (_, host):
+            with wire.trouble(trouble, figures):
+                ground.verify(host.disk(), null, {"name": "small", "bs": "4k", "size": "256k"},
+                              {"name": "large", "bs": "64k", "size": "1m", "offset": "4m"}, iodepth=16)
+                host.reset()
+                ground.figures["resets"] += 1
+            host.settle()
+            ground.verify(host.disk(), null, iodepth=16, size="256k", randseed=3)
+        ground.figures |= {key: figures[key] for key in ("sent", "lost", "duplicates", "reordered")}
+
+
+@contextmanager
+def cut(interface):
+    """Loses all that an end sends, while its routes stay."""
+    sh("tc", "qdisc", "replace", "dev", interface, "root", "netem", "loss", "100%")
+    try:
+        yield
+    finally:
+        sh("tc", "qdisc", "del", "dev", interface, "root")
+
+
+@case("wire cut for longer than the keep-alive time, under load", links=("wire",))
+def keep_alive(ground):
+    wire.introduce()
+    with loaded(ground, keep_alive_tmo=2) as (_, host, __):
+        with cut("wire0"), cut("wire1"):
+            host.settle("connecting")
+            time.sleep(5)
+        host.settle()
+        ground.figures["reconnects"] += 1
+
+
+@case("idle on a wire that is cut: the keep-alive finds it", links=("wire",))
+def keep_alive_idle(ground):
+    wire.introduce()
+    null = Null()
+    with ground.pair(null, reconnect_delay=DELAY, keep_alive_tmo=2) as (_, host):
+        with cut("wire0"), cut("wire1"):
+            host.settle("connecting")
+        host.settle()
+        ground.figures["reconnects"] += 1
+        ground.verify(host.disk(), null, iodepth=16, size="256k")
+
+
+@case("unloaded while /dev/nvme-fabrics of a connection is open", links=("rxe",),
+      defects={("host", "c"): "the kernel panics: the file's release calls free_ctrl() of the unloaded module"})
+def open_fabrics(ground):
+    null = Null()
+    with null, ground.target(null) as target:
+        host = ground.controller(target)
+        words = ",".join(f"{name}={value}" for name, value in host.options.items())
+        with open("/dev/nvme-fabrics", "r+b", buffering=0) as fabrics:
+            fabrics.write(words.encode())
+            rmmod = subprocess.Popen(["rmmod", nvme.HOSTS[ground.host]])
+            until(lambda: not list(nvme.CONTROLLERS.iterdir()), "the controller is still there")
+            # It may wait for the file's end, and must not once that has come.
+            with suppress(subprocess.TimeoutExpired):
+                rmmod.wait(10)
+        assert rmmod.wait(60) == 0, "it was not unloaded"
+        nvme.load(ground.host, None)
+        with ground.controller(target) as again:
+            write_at(again.disk(), 0, bytes(4096))
