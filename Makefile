@@ -5,8 +5,8 @@
 export KERNEL
 sandbox := scripts/sandbox
 
-.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms races rt bench patches \
-	doc rust-analyzer deb package-test hosts next intree ulp update clean distclean
+.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms nvme races rt bench \
+	patches doc rust-analyzer deb package-test hosts next intree ulp update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -89,6 +89,8 @@ help:
 	@echo 'make fuzz        a hundred thousand messages of a hostile peer to each sample, SEED=1 or another'
 	@echo 'make storms      networks in trouble and ends that nobody expects, in an hour or so, with SEED=;'
 	@echo '                 goes on where it was ended'
+	@echo 'make nvme        NVMe over RDMA, a HOST= and a TARGET= (c) with verified data and faults, on the stock kernel'
+	@echo '                 or with CHECKERS=1 on that with checkers; goes on where it was ended'
 	@echo 'make races       the KUnit suites and those with userspace under KCSAN, SUITE=rdma_cq* only some'
 	@echo 'make rt          the KUnit suites and those with userspace under PREEMPT_RT, SUITE=rdma_cq* only some'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
@@ -157,6 +159,12 @@ faults:
 
 storms:
 	@$(sandbox) scripts/storms $(if $(SEED),--seed $(SEED))
+
+# The environment may have a HOST that is something else.
+given = $(if $(filter command,$(origin $(1))),--$(2) $(call quoted,$(1)))
+
+nvme:
+	@$(sandbox) $(tally) scripts/nvme $(if $(CHECKERS),--kernel um-debug) $(call given,HOST,host) $(call given,TARGET,target)
 
 races rt:
 	@$(sandbox) scripts/$@ $(if $(SUITE),'$(SUITE)')
