@@ -322,8 +322,12 @@ class Controller:
         until(lambda: self.state() == state, f"{self.name} is {self.state()} and not {state}", seconds)
 
     def reset(self):
-        """Has the controller reset, and waits for that."""
-        sh("nvme", "reset", f"/dev/{self.name}")
+        """Has the controller reset, and waits for that. On a busy machine it may just be connecting again by itself."""
+        def done():
+            self.settle()
+            command = ["nvme", "reset", f"/dev/{self.name}"]
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+        until(done, f"{self.name} is not reset")
 
     def find(self, nsid=1):
         """The block device of a namespace, or None."""
