@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Targets of NVMe over RDMA that lie, against a host."""
+
+import errno
+
+import nvme_wire as wire
+from nvme_lies import lie
+from nvme_target import Target
+from peer import Peer
+
+LENGTH = 8192
+# The id of the command for asynchronous events: the admin queue has one of 32 (NVME_AQ_BLK_MQ_DEPTH).
+AEN = 31
+
+
+def against(name, *args, **how):
+    return lie("host", name, *args, **{"size": 1 << 24, **how})
+
+
+def word(result):
+    """What a user has got of an I/O."""
+    return "done" if result == 0 else errno.errorcode[result]
+
+
+class Once:
+    """Lies about one command: the first of the kind on an I/O queue, and serves all others."""
+
+    def __init__(self, target, function, opcode=wire.READ):
+        self.target, self.function, self.opcode, self.said = target, function, opcode, ""
+        target.lie = self
+
+    def __call__(self, queue, command):
+        if queue.qid == 0 or command.opcode != self.opcode:
+            return False
+        self.target.lie = None
+        self.said = self.function(queue, command) or ""
+        return True
+
+
+def lied(ground, peer, function, opcode=wire.READ, **how):
+    """Lies about an I/O of a host; returns what was said, what the user got, and how the host is then."""
+    target = Target(peer)
+    with ground.connected(target, **how) as host:
+        once = Once(target, function, opcode)
+        got = host.io(opcode)
+        return "; ".join(filter(None, (once.said, word(got), host.state())))
+
+
+def key_of(command):
+    return wire.entry(command.sgl)[2]
+
+
+# Replies.
+
+def right(queue, command, **how):
+    """Serves a READ in good order."""
+    queue.give(command.sgl, bytes(queue.target.disk[:LENGTH]))
+    queue.reply(command.cid, key=key_of(command), **how)
+
+
+def again(ground, peer, change):
+    """Replies to a READ, and to its tag again once that is idle."""
+    target, seen = Target(peer), []
+
+    def first(queue, command):
+        right(queue, command)
+        seen.append((queue, command))
+    with ground.connected(target) as host:
+        Once(target, first)
+        got = host.io(wire.READ)
+        queue, command = seen[0]
+        queue.reply(command.cid + change & 0xffff)
+        host.serve(1)
+        return f"{word(got)}, {host.state()}"
+
+
+# The generation is counted when a request ends, and no state of it is looked at.
+against("reply: to an idle tag, of the last generation", 0)(again)
+against("reply: to an idle tag, of the next generation", 0x1000, known="refcount underflow")(again)
+
+
+def twice(ground, peer, change):
+    def both(queue, command):
+        right(queue, command)
+        queue.reply(command.cid + change & 0xffff)
+    return lied(ground, peer, both)
+
+
+against("reply: twice", 0)(twice)
+against("reply: twice, of two generations", 0x1000, known="refcount underflow")(twice)
+
+
+def odd_cid(ground, peer, change):
+    return lied(ground, peer, lambda queue, command: queue.reply(command.cid ^ change, key=0))
+
+
+against("reply: with another generation", 0x3000)(odd_cid)
+against("reply: to a tag that no queue has", 0x0800)(odd_cid)
+
+
+@against("reply: to an AEN's tag, on an I/O queue")
+def aen_tag(ground, peer):
+    return lied(ground, peer, lambda queue, command: queue.reply(AEN))
+
+
+def of_length(ground, peer, length):
+    def short(queue, command):
+        queue.give(command.sgl, bytes(LENGTH))
+        queue.reply(command.cid, key=key_of(command), length=length)
+    return lied(ground, peer, short)
+
+
+for n in 0, 8, 15, 17, 64:
+    against(f"reply: of {n} bytes", n)(of_length)
+
+
+def without_data(ground, peer, status):
+    return lied(ground, peer, lambda queue, command: queue.reply(command.cid, status=status, key=key_of(command)))
+
+
+against("reply: to a READ, without its data", 0)(without_data)
+against("reply: with each bit of a status", 0x7fff)(without_data)
+
+
+@against("reply: of RDMA WRITE with immediate data in place of a SEND")
+def immediate(ground, peer):
+    def write(queue, command):
+        addr, _, key, _ = wire.entry(command.sgl)
+        queue.reply(command.cid, key=0)
+        # With the length of a reply, into the region of the command.
+        for _ in range(40):
+            peer.tell("writeimm", queue.number, queue.next_data().place, wire.COMPLETION, addr, key)
+    return lied(ground, peer, write)
+
+
+@against("reply: to another queue's command")
+def other_queue(ground, peer):
+    target = Target(peer)
+    # Two of each kind.
+    target.nqueues = 0x00010001
+    with ground.connected(target, nr_io_queues=2) as host:
+        assert {queue.qid for queue in target.queues.values()} == {0, 1, 2}, "the host has other queues"
+
+        def elsewhere(queue, command):
+            target.queue(3 - queue.qid).reply(command.cid)
+        Once(target, elsewhere)
+        return f"{word(host.io(wire.READ))}, {host.state()}"
+
+
+# Keys.
+
+def invalidating(ground, peer, which):
+    def other(queue, command):
+        addr, length, key, _ = wire.entry(command.sgl)
+        queue.give(command.sgl, bytes(queue.target.disk[:length]))
+        key = {"none": 0, "nobody's": 0x5eed5e, "next": key + 1, "last": key - 1, "no request's": 0x100}[which]
+        queue.reply(command.cid, key=key, how="sendinv")
+    return lied(ground, peer, other)
+
+
+for w in "none", "nobody's", "next", "last":
+    against(f"key: a reply invalidates one that is {w}", w)(invalidating)
+
+
+@against("key: a reply invalidates nothing")
+def no_invalidation(ground, peer):
+    def plain(queue, command):
+        queue.give(command.sgl, bytes(queue.target.disk[:LENGTH]))
+        queue.reply(command.cid)
+    return lied(ground, peer, plain)
+
+
+@against("key: a reply invalidates another command's")
+def others(ground, peer):
+    target, held = Target(peer), []
+    with ground.connected(target) as host:
+        def hold(queue, command):
+            if queue.qid == 0 or command.opcode != wire.READ:
+                return False
+            held.append(command)
+            if len(held) == 2:
+                target.lie = None
+                queue.reply(held[0].cid, key=key_of(held[1]))
+            return True
+        target.lie = hold
+        got = host.ios(wire.READ, 2)
+        return f"{', '.join(map(word, got))}, {host.state()}"
+
+
+def touched(ground, peer, how, opcode, at, length, when, wrong):
+    """Memory of a host is read or written where or when the command does not allow that."""
+    def touch(queue, command):
+        addr, _, key, _ = wire.entry(command.sgl)
+        if when == "after":
+            right(queue, command)
+            ground.host.serve(0.3)
+        status, data = queue.access(how, addr + at, length, key)
+        if when == "before":
+            if opcode == wire.READ:
+                right(queue, command)
+            else:
+                queue.reply(command.cid, key=key)
+        if status == 0 and wrong:
+            ground.defect = f"{wrong}: {data[:8].hex()}" if data else wrong
+        return f"status {status}"
+    return lied(ground, peer, touch, opcode)
+
+
+against("memory: an RDMA WRITE after the reply", "write", wire.READ, 0, LENGTH, "after",
+        "it writes memory of a READ that has ended")(touched)
+against("memory: an RDMA READ after the reply", "read", wire.READ, 0, LENGTH, "after",
+        "it reads memory of a READ that has ended")(touched)
+against("memory: an RDMA WRITE past the end", "write", wire.READ, 0, LENGTH + 64, "before",
+        "it writes past the end")(touched)
+against("memory: an RDMA WRITE before the beginning", "write", wire.READ, -64, LENGTH, "before",
+        "it writes before the beginning")(touched)
+against("memory: an RDMA READ of what a READ writes", "read", wire.READ, 0, LENGTH, "before",
+        "it reads what the user's buffer had", known="regions allow both directions")(touched)
+against("memory: an RDMA WRITE of what a WRITE reads", "write", wire.WRITE, 0, LENGTH, "before",
+        "it changes what the user writes", known="regions allow both directions")(touched)
+
+
+@against("memory: by the key of another target's command", known="one PD for all controllers")
+def other_target(ground, peer):
+    with Peer(1 << 24) as other:
+        first, second, status = Target(peer), Target(other), []
+        with ground.connected(first) as host, ground.connected(second):
+            def cross(queue, command):
+                addr, _, key, _ = wire.entry(command.sgl)
+                status.append(second.queue(1).access("write", addr, LENGTH, key)[0])
+                right(queue, command)
+            Once(first, cross)
+            got = host.io(wire.READ)
+            if status == [0]:
+                ground.defect = "another target writes memory of the command"
+            return f"status {status[0]}, {word(got)}, {host.state()}"
+
+
+# Commands that nobody has sent, and none that is answered.
+
+def event(i):
+    """The result of a reply with an event: changed namespaces, and less likely ones."""
+    return (0x0002, 0x00040002, 0x01000203, 0xffffffffffffffff)[i % 4]
+
+
+@against("AENs: 400 that were not asked for")
+def events(ground, peer):
+    target = Target(peer)
+    with ground.connected(target) as host:
+        queue = target.queue(0)
+        for i in range(400):
+            if queue.closed:
+                break
+            queue.reply(AEN, result=event(i))
+            host.serve(0.002)
+        host.serve(1)
+        return f"{queue.closed or 'connection stays'}; {word(host.io(wire.READ))}; {host.state()}"
+
+
+@against("AENs: 600, and no receive for what they ask for", known="a warning, as the send queue is full")
+def events_only(ground, peer):
+    target = Target(peer)
+    # The host's other commands are not answered either, and are to time out after that.
+    with ground.patient(60), ground.connected(target) as host:
+        queue = target.queue(0)
+        queue.post = lambda buffer: None
+        for _ in range(600):
+            queue.reply(AEN, result=event(0))
+            # Its work asks for one more event each time that it runs.
+            host.serve(0.01)
+        peer.tell("disconnect", queue.number)
+        return host.state()
+
+
+@against("silence: a READ")
+def silent_read(ground, peer):
+    return lied(ground, peer, lambda queue, command: None)
+
+
+@against("silence: the connection ends during a READ")
+def ends(ground, peer):
+    return lied(ground, peer, lambda queue, command: peer.tell("disconnect", queue.number)[:0])
+
+
+@against("silence: the peer vanishes during a READ")
+def vanishes(ground, peer):
+    target = Target(peer)
+    with ground.connected(target) as host:
+        Once(target, lambda queue, command: peer.close())
+        return f"{word(host.io(wire.READ))}, {host.state()}"
+
+
+# Connecting.
+
+def connecting(ground, peer, prepare):
+    """Connects to a target that lies meanwhile; what has come of it."""
+    target = Target(peer)
+    prepare(target)
+    with ground.connected(target, may_fail=True) as host:
+        if host.failed:
+            return host.failed
+        got = word(host.io(wire.READ)) if host.has_disk(2) else "no disk"
+        return f"connected, {got}, {host.state()}"
+
+
+def rejected(length):
+    def prepare(target):
+        def reject(asked):
+            target.peer.tell("reject", asked.connection, (b"\0\0\x06\0" * 37)[:length].hex() or "-")
+            return True
+        target.request = reject
+    return prepare
+
+
+for n in 0, 1, 2, 4, 148:
+    against(f"connect: a rejection with {n} bytes", rejected(n))(connecting)
+
+
+def accepted_with(data):
+    def prepare(target):
+        told = target.peer.tell
+
+        def tell(*words):
+            return told(*(words[:2] + (data.hex() or "-",) + words[3:]) if words[0] == "accept" else words)
+        target.peer.tell = tell
+    return prepare
+
+
+for n, d in (("nothing", b""), ("a queue of 0 entries", wire.accepted(0)), ("record format 7", wire.accepted(32, 7))):
+    against(f"connect: a reply of {n}", accepted_with(d))(connecting)
+
+
+def field(name, **fields):
+    def prepare(target):
+        for key, value in fields.items():
+            setattr(target, key, value)
+    against(f"connect: {name}", prepare)(connecting)
+
+
+field("MQES 0", cap=1 << 16 | 20 << 24 | 1 << 37)
+field("MQES 1", cap=1 | 1 << 16 | 20 << 24 | 1 << 37)
+field("a minimum page of 2^27 bytes", cap=127 | 1 << 16 | 20 << 24 | 1 << 37 | 15 << 48)
+field("all bits of CAP", cap=(1 << 64) - 1)
+field("65,536 queues", nqueues=0xffffffff)
+for n, f in (("ioccsz 0", {1792: ("I", 0)}), ("ioccsz 4", {1792: ("I", 4)}),
+             ("ioccsz 2^32 - 1", {1792: ("I", 0xffffffff)}),
+             ("iorcsz 0", {1796: ("I", 0)}), ("icdoff 1", {1800: ("H", 1)}), ("no keep-alive", {320: ("H", 0)}),
+             ("maxcmd 0", {514: ("H", 0)}), ("maxcmd 1", {514: ("H", 1)}), ("another controller id", {78: ("H", 7)}),
+             ("no scatter lists", {536: ("I", 0)}), ("mdts 255", {77: ("B", 255)}), ("msdbd 0", {1803: ("B", 0)}),
+             ("another subsystem", {768: ("256s", b"another")}), ("names without an end", {768: ("256s", b"x" * 256)}),
+             ("all bits of Identify", {0: ("4096s", b"\xff" * 4096)})):
+    field(n, identity=f)
+for n, f in (("a namespace of 2^64 - 1 blocks", {0: ("Q", (1 << 64) - 1)}), ("a namespace of no blocks", {0: ("Q", 0)}),
+             ("blocks of 1 byte", {130: ("B", 0)}), ("blocks of 2^255 bytes", {130: ("B", 255)}),
+             ("format 15 of none", {26: ("B", 0x0f)}), ("all bits of a namespace", {0: ("4096s", b"\xff" * 4096)})):
+    field(n, namespace=f)
+
+
+def ends_after(ground, peer, commands):
+    def prepare(target):
+        def stop(queue, _command):
+            if target.steps == commands:
+                peer.tell("disconnect", queue.number)
+            return target.steps >= commands
+        target.lie = stop
+    return connecting(ground, peer, prepare)
+
+
+# A host sends some twelve commands until it has a disk.
+for n in range(1, 13):
+    against(f"connect: it ends at command {n}", n)(ends_after)
+
+
+@against("connect: silence from the first command on")
+def silent_connect(ground, peer):
+    return connecting(ground, peer, lambda target: setattr(target, "lie", lambda queue, command: True))
+
+
+@against("connect: each command fails")
+def failing(ground, peer):
+    def prepare(target):
+        target.lie = lambda queue, command: queue.reply(command.cid, status=wire.DNR | 6) or True
+    return connecting(ground, peer, prepare)
