@@ -5,8 +5,8 @@
 export KERNEL
 sandbox := scripts/sandbox
 
-.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms nvme races rt bench \
-	patches doc rust-analyzer deb package-test hosts next intree ulp update clean distclean
+.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms nvme nvme-hostile races \
+	rt bench patches doc rust-analyzer deb package-test hosts next intree ulp update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -91,6 +91,7 @@ help:
 	@echo '                 goes on where it was ended'
 	@echo 'make nvme        NVMe over RDMA, a HOST= and a TARGET= (c) with verified data and faults, on the stock kernel'
 	@echo '                 or with CHECKERS=1 on that with checkers; goes on where it was ended'
+	@echo 'make nvme-hostile  hosts and targets that lie, against the other ends of NVMe over RDMA'
 	@echo 'make races       the KUnit suites and those with userspace under KCSAN, SUITE=rdma_cq* only some'
 	@echo 'make rt          the KUnit suites and those with userspace under PREEMPT_RT, SUITE=rdma_cq* only some'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
@@ -165,6 +166,10 @@ given = $(if $(filter command,$(origin $(1))),--$(2) $(call quoted,$(1)))
 
 nvme:
 	@$(sandbox) $(tally) scripts/nvme $(if $(CHECKERS),--kernel um-debug) $(call given,HOST,host) $(call given,TARGET,target)
+
+# Each boots a kernel: the second begins after the first.
+nvme-hostile:
+	@$(sandbox) $(tally) bash -c 'scripts/nvme-hostile target; scripts/nvme-hostile host'
 
 races rt:
 	@$(sandbox) scripts/$@ $(if $(SUITE),'$(SUITE)')
