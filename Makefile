@@ -94,7 +94,7 @@ help:
 	@echo 'make nvme-hostile  hosts and targets that lie, against the other ends of NVMe over RDMA'
 	@echo 'make races       the KUnit suites and those with userspace under KCSAN, SUITE=rdma_cq* only some'
 	@echo 'make rt          the KUnit suites and those with userspace under PREEMPT_RT, SUITE=rdma_cq* only some'
-	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 15 minutes'
+	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 20 minutes'
 	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
 	@echo 'make doc         the pages of Documentation and the crate'\''s own, into build/doc'
 	@echo 'make rust-analyzer  rust-project.json, with which editors see the crates'

@@ -7,8 +7,10 @@ import unittest
 from itertools import product
 from math import comb
 from pathlib import Path
+from unittest import mock
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+import bench_nvme
 from bench_rows import counting, interval, key, rows, slower
 
 STREAM = {"clock": "wall", "device": "rxe0", "load": "send_rate", "context": "softirq", "size": 64, "depth": 4}
@@ -60,6 +62,39 @@ class Rows(unittest.TestCase):
             self.assertFalse(found["void_rate"]["again"])
             self.assertEqual(found["void_rate"]["rounds"], len(EQUAL))
             self.assertEqual(counting(first + fresh), fresh + first[2 * len(SLOW):])
+
+
+def turns(figures, pairs=("c:c", "c:c"), **more):
+    """Jobs of NVMe over RDMA: each round's instructions an I/O by the first pair and by the second."""
+    for n, costs in enumerate(figures):
+        for place, (pair, cost) in enumerate(zip(pairs, costs)):
+            yield {"load": "nvme read", "size": 512, "mtu": 1500, "depth": 16, "round": n, "place": place, "pair": pair,
+                   "result": {"ops": 10_000, "ns": 10_000 * cost, "p99": 2 * cost}, **more}
+
+
+class Nvme(unittest.TestCase):
+    def test_equal_modules_differ_by_their_spread(self):
+        found, = bench_nvme.rows(turns([(100_000, 100_400), (100_200, 100_600)]))
+        self.assertEqual((found["a"], found["b"]), (100_100, 100_500))
+        self.assertAlmostEqual(found["spread"], 600 / 100_300)
+        self.assertLessEqual(abs(found["ratio"] - 1), found["spread"])
+        self.assertAlmostEqual(found["p99_spread"], found["spread"])
+
+    def test_what_two_pairs_differ_by_is_no_spread(self):
+        found, = bench_nvme.rows(turns([(100_000, 110_000), (100_100, 110_000)], ("c:c", "c:rust")))
+        self.assertAlmostEqual(found["spread"], 100 / 100_050)
+        self.assertAlmostEqual(found["ratio"], 110_000 / 100_050)
+
+    def test_what_costs_more_than_equal_modules_differ_is_above_its_bound(self):
+        for cost, holds in ((100_900, True), (101_200, False)):
+            runs = turns([(100_000, cost)] * 2, ("c:c", "c:rust"))
+            with mock.patch.object(bench_nvme, "limits", lambda: {"nvme read, 512 bytes, MTU 1500, depth 16": (1, 0.01)}):
+                (_, _, _, _, held), = bench_nvme.bounded(bench_nvme.rows(runs))
+            self.assertEqual(held, holds)
+
+    def test_bounds_are_of_c_alone(self):
+        with self.assertRaises(SystemExit):
+            bench_nvme.record(list(bench_nvme.rows(turns([(1, 1)], ("c:c", "c:rust")))))
 
 
 if __name__ == "__main__":

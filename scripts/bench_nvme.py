@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: GPL-2.0
+"""NVMe over RDMA in the benchmark: from its jobs to rows, and what is made of these.
+
+Two pairs of a host's and a target's module, A and B, take turns. A row's figures are the medians of the turns of
+each; its spread is how far apart the turns of one pair are, as a share: equal modules differ by no more than that.
+"""
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+from bench_plot import Axis, Line, plot
+
+BOUNDS = Path(__file__).resolve().parent.parent / "tests/bench-nvme-bounds.tsv"
+KEYS = ("load", "size", "mtu", "depth")
+HEAD = (*KEYS, "a", "b", "ratio", "spread", "p99 a, us", "p99 b, us", "p99 spread")
+# fio says how long a job took in milliseconds, so a figure is as coarse as that.
+GRAIN_NS = 1_000_000
+
+
+def spread(figures):
+    """How far apart the figures of one pair are, of those of several."""
+    return max((max(values) - min(values)) / median(values) for values in figures.values())
+
+
+def rows(runs):
+    """The runs' rows, in the order of the first one."""
+    jobs = defaultdict(list)
+    for run in runs:
+        jobs[tuple(run[key] for key in KEYS)].append(run)
+    for key, group in jobs.items():
+        turns, figures, tails = defaultdict(list), defaultdict(list), defaultdict(list)
+        for run in group:
+            result = run["result"]
+            turns[run["place"]].append((result["ns"] / result["ops"], result["p99"]))
+            figures[run["pair"]].append(result["ns"] / result["ops"])
+            tails[run["pair"]].append(result["p99"])
+        a, b = ([median(values) for values in zip(*turns[place])] for place in (0, 1))
+        pairs = {run["place"]: run["pair"] for run in group}
+        yield dict(zip(KEYS, key)) | {
+            "device": "rxe0", "clock": "instructions", "unit": "instructions/IO", "pairs": [pairs[0], pairs[1]],
+            "a": a[0], "b": b[0], "ratio": b[0] / a[0], "spread": spread(figures),
+            "grain": max(GRAIN_NS / run["result"]["ns"] for run in group), "rounds": len(group) // len(pairs),
+            "p99_a": a[1], "p99_b": b[1], "p99_spread": spread(tails)}
+
+
+def cells(row):
+    """A line of the table."""
+    return [row["load"], str(row["size"]), str(row["mtu"]), str(row["depth"]), f"{row['a']:,.0f}", f"{row['b']:,.0f}",
+            f"{row['ratio']:.4f}", f"{row['spread']:.4f}", f"{row['p99_a'] / 1000:,.1f}", f"{row['p99_b'] / 1000:,.1f}",
+            f"{row['p99_spread']:.3f}"]
+
+
+def name(row):
+    return f"{row['load']}, {row['size']} bytes, MTU {row['mtu']}, depth {row['depth']}"
+
+
+def title(found):
+    """What the pairs of the rows are."""
+    first, second = found[0]["pairs"]
+    return (f"NVMe over RDMA, on rxe over one network device: instructions an I/O by host and target {first} (a) and"
+            f" {second} (b), of {found[0]['rounds']} turns each")
+
+
+def limits():
+    """Of each row: at most so much of A's instructions for B, and how far equal modules differ."""
+    lines = [line.split("\t") for line in BOUNDS.read_text().splitlines() if not line.startswith("#")]
+    return {row: (float(most), float(differ)) for row, most, differ in lines}
+
+
+def bounded(found):
+    """What must hold: (name, ratio, limit, how far equal modules differ, whether it holds)."""
+    known = limits()
+    for row in found:
+        most, differ = known[name(row)]
+        yield name(row), row["ratio"], most, differ, row["ratio"] <= most + differ
+
+
+def record(found):
+    """The bounds, of C by C: what differs there is what cannot be told from equal."""
+    if any(pair != "c:c" for row in found for pair in row["pairs"]):
+        raise SystemExit("bench: the bounds are how far C differs from itself")
+    head = "# Instructions an I/O over NVMe, B / A: row; at most; how far equal modules differ, with fio's clock.\n"
+    BOUNDS.write_text(head + "".join(f"{name(row)}\t1.0000\t{row['spread'] + row['grain']:.4f}\n" for row in found))
+
+
+def draw(folder, found):
+    """Instructions against depth, A's dashed where B is another pair."""
+    lines = []
+    for color, (load, size) in enumerate(dict.fromkeys((row["load"], row["size"]) for row in found)):
+        picked = [row for row in found if (row["load"], row["size"], row["mtu"]) == (load, size, 1500)]
+        for place, pair in enumerate(dict.fromkeys(picked[0]["pairs"])):
+            key, other = ("a", "b")[place], len(set(picked[0]["pairs"])) > 1
+            points = [(row["depth"], *[row[key] / 1000] * 3) for row in picked]
+            name_of = f"{load.removeprefix('nvme ')}, {size:,} bytes" + (f", {pair}" if other else "")
+            lines.append(Line(name_of, points, color, other and not place))
+    plot(folder / "bench-nvme.svg", "NVMe over RDMA on one CPU: cost of an I/O against their depth",
+         Axis("I/Os in flight", 2), Axis("thousand instructions an I/O"), lines)

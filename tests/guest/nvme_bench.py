@@ -1,0 +1,145 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""NVMe over RDMA in the benchmark, in a VM whose clock counts instructions: fio on a host and a target of the
+same machine, by two pairs of modules in turns.
+
+nvme_bench DIR PHASE FIRST SECOND: PHASE is nvme-read or nvme-write, each pair HOST:TARGET, as nvme.py names
+them (c:c). What each job has said goes to DIR/PHASE.jsonl, a line a job, once the phase is whole.
+
+nvme_bench modes: counts what one I/O takes of the kernel's work items, softirqs, polls and switches of tasks."""
+
+import json
+import re
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import nvme
+from case import sh
+
+IOS = 10_000
+ROUNDS = 2                  # Of the two pairs' turns each.
+# By the MTU of the interface, sizes and depths. The packets of RoCE have 1,024 bytes by the first, 4,096 by the second.
+ROWS = {1500: ((512, 4096), (1, 4, 16, 64)), 4400: ((4096,), (1, 16))}
+TRACING = Path("/sys/kernel/tracing")
+# The keys by which each event is counted.
+EVENTS = {"workqueue/workqueue_execute_start": "function.sym", "rdma_core/cq_poll": "cq_id,rc",
+          "irq/softirq_entry": "vec", "sched/sched_switch": "prev_comm"}
+WORK = {"blk_mq_run_work_fn": "kblockd", "ib_cq_poll_work": "ib-comp-wq", "do_work": "rxe tasks"}
+IRQ_POLL = 5
+
+
+def set_mtu(mtu):
+    sh("ip", "link", "set", "rdma0", "mtu", str(mtu))
+
+
+@contextmanager
+def disk(pair, scheduler="none"):
+    """A disk of one queue whose target has a null_blk device behind it, by the modules of a pair."""
+    host, target = pair.split(":")
+    with nvme.ends(host, target), nvme.Null(memory_backed=0) as null, nvme.Target(null) as served:
+        with nvme.Controller(served, host, nr_io_queues=1) as controller:
+            path = controller.disk()
+            # For a disk of one queue the kernel takes mq-deadline, which has a work item submit each request.
+            for elevator in controller.path.glob("nvme*n*/queue/scheduler"):
+                elevator.write_text(scheduler)
+            yield path
+    nvme.none_left()
+
+
+def job(path, load, size, depth, ios=IOS, **more):
+    """What a job of fio says: nanoseconds, which are instructions here."""
+    figures = nvme.fio(path, rw=f"rand{load}", bs=size, iodepth=depth, number_ios=ios, size="64m",
+                       norandommap=1, lat_percentiles=1, clat_percentiles=0, **more)
+    figures = figures[load]
+    return {"ops": figures["total_ios"], "ns": figures["runtime"] * 1_000_000,
+            "p99": figures["lat_ns"]["percentile"]["99.000000"]}
+
+
+def turn(pair, load, said):
+    """All rows of a phase by one pair."""
+    for mtu, (sizes, depths) in ROWS.items():
+        set_mtu(mtu)
+        with disk(pair) as path:
+            # The first one finds nothing in its place: allocations, code that is patched when it first runs.
+            job(path, load, sizes[0], 1, IOS // 10)
+            for size in sizes:
+                for depth in depths:
+                    yield {"load": f"nvme {load}", "device": "rxe0", "size": size, "mtu": mtu, "depth": depth,
+                           "result": job(path, load, size, depth)}
+                print(f"  {said}: {size:,} bytes at MTU {mtu:,} of depth {', '.join(map(str, depths))}", flush=True)
+
+
+def measure(folder, phase, *pairs):
+    load, lines = phase.removeprefix("nvme-"), []
+    for n in range(ROUNDS):
+        for place, pair in enumerate(pairs):
+            said = f"{phase}: turn {n * len(pairs) + place + 1} of {ROUNDS * len(pairs)}, {pair}"
+            lines += [{"phase": phase, "clock": "instructions", "round": n, "place": place, "pair": pair, **line}
+                      for line in turn(pair, load, said)]
+    part = folder / f"{phase}.part"
+    part.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    part.rename(folder / f"{phase}.jsonl")
+
+
+@contextmanager
+def counting(counts):
+    """Has the kernel count its events meanwhile, and puts (event, key, value) and their numbers into a dictionary."""
+    triggers = {TRACING / "events" / event: f"hist:keys={keys}:size=2048" for event, keys in EVENTS.items()}
+    for folder, trigger in triggers.items():
+        (folder / "trigger").write_text(trigger)
+    yield
+    for folder, trigger in triggers.items():
+        for keys, hits in re.findall(r"^\{ (.*?) *\} hitcount: +(\d+)", (folder / "hist").read_text(), re.M):
+            counts[folder.name, *(part.partition(":")[2].strip() for part in keys.split(","))] = int(hits)
+        (folder / "trigger").write_text(f"!{trigger}")
+
+
+def per_io(counts, ios):
+    """What one I/O took, by name."""
+    found = {name: 0 for name in (*WORK.values(), "irq_poll", "CQEs", "polls", "switches")}
+    for (event, *keys), hits in counts.items():
+        if event == "workqueue_execute_start":
+            function = keys[0].split("] ")[-1].split(" [")[0]
+            if function in WORK:
+                found[WORK[function]] += hits
+        elif event == "softirq_entry":
+            found["irq_poll"] += hits * (int(keys[0]) == IRQ_POLL)
+        elif event == "cq_poll":
+            found["polls"] += hits
+            found["CQEs"] += hits * int(keys[1])
+        else:
+            found["switches"] += hits
+    return {name: hits / ios for name, hits in found.items()}
+
+
+def modes():
+    """Which batches there are, by the scheduler of the disk, by depth, and by how fio submits."""
+    if not TRACING.is_mount():
+        sh("mount", "-t", "tracefs", "tracefs", TRACING)
+    set_mtu(1500)
+    ios = IOS // 10
+    for scheduler in ("none", "mq-deadline"):
+        with disk("c:c", scheduler) as path:
+            job(path, "read", 512, 1, ios)
+            for depth, batch in ((1, 1), (16, 1), (16, 16)):
+                more = {"iodepth_batch_submit": batch, "iodepth_batch_complete_max": batch}
+                alone, counts = job(path, "read", 4096, depth, ios, **more), {}
+                with counting(counts):
+                    job(path, "read", 4096, depth, ios, **more)
+                print(f"{scheduler}, depth {depth}, {batch} a call: {alone['ns'] / alone['ops']:,.0f} ns an I/O; "
+                      + ", ".join(f"{hits:.2f} {name}" for name, hits in per_io(counts, ios).items()), flush=True)
+
+
+def main():
+    nvme.up("rxe")
+    if sys.argv[1] == "modes":
+        modes()
+    else:
+        folder, phase, *pairs = sys.argv[1:]
+        measure(Path(folder), phase, *pairs)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
