@@ -14,9 +14,11 @@ nvme-image	:= $(firstword $(wildcard $(objtree)/vmlinux $(NVME_ROOT)/boot/vmlinu
 	$(nvme-installed)/vmlinuz $(addsuffix /vmlinuz,$(NVME_ROOT))) $(NVME_ROOT)/boot/vmlinuz-$(KERNELRELEASE))
 
 # Layouts are compared with what the kernel's BTF says. A kernel that has none was built here, of that source.
+# Sizes and times of what they are compared with are in the command: a newer package's files may be older than a build.
 quiet_cmd_nvme_layouts = LAYOUTS $(quiet_modtag) $@
 ifdef CONFIG_DEBUG_INFO_BTF
-      cmd_nvme_layouts = $(PYTHON3) $(filter %.py,$^) '$(nvme-image)' '$(nvme-btf)' $(filter %.rs,$^) > $@
+      cmd_nvme_layouts = : $(shell stat -Lc %s,%Y $(nvme-image) $(nvme-btf) 2>/dev/null); \
+	$(PYTHON3) $(filter %.py,$^) '$(nvme-image)' '$(nvme-btf)' $(filter %.rs,$^) > $@
 else
       cmd_nvme_layouts = echo '// This kernel has no BTF to compare with.' > $@
 endif
@@ -33,7 +35,8 @@ $(obj)/drivers/nvme/$(1)/bindings_generated.rs: $(src)/drivers/nvme/$(1)/binding
 $(obj)/drivers/nvme/$(1)/layouts_generated.rs: private nvme-btf := $(foreach module,$(3), \
 	$(or $(wildcard $(nvme-modules)/$(1)/$(module).ko*),$(nvme-modules)/$(1)/$(module).ko))
 $(obj)/drivers/nvme/$(1)/layouts_generated.rs: $(src)/drivers/nvme/layouts.py \
-		$(obj)/drivers/nvme/$(1)/bindings_generated.rs $(wildcard $(src)/drivers/nvme/$(1)/*.rs) FORCE
+		$(obj)/drivers/nvme/$(1)/bindings_generated.rs $(wildcard $(src)/drivers/nvme/*.rs) \
+		$(sort $(shell find $(src)/drivers/nvme/$(1) -name '*.rs' ! -name '*_generated.rs')) FORCE
 	$$(call if_changed,nvme_layouts)
 targets += $(addprefix drivers/nvme/$(1)/,bindings_generated.rs layouts_generated.rs)
 
