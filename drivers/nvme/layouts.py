@@ -7,8 +7,11 @@
 MODULES are modules of the kernel, compressed or not, IMAGE is its image: their BTF says how the kernel
 itself lays out its types. Prints Rust that does not compile if a struct or union of BINDINGS, which
 bindgen has made, has another size there, or a member another place or size, or if a constant has another
-value. The compiler's message names it. The types that the Rust files SOURCE use must be in the BTF.
-MODULES is a list in one word.
+value, or if BINDINGS has a member that it has not. The compiler's message names it. The types that the Rust
+files SOURCE name must be in the BTF, or be of a protocol (PROTOCOL). MODULES is a list in one word.
+
+Constants that are macros (#define) are in no BTF and are never compared. Nor are types that SOURCE reaches
+without their name.
 """
 
 import gzip
@@ -35,6 +38,9 @@ WORDS = set("""abstract as async await become box break const continue crate do 
     fn for if impl in let loop macro match mod move mut override priv pub ref return self static struct
     super trait true try type typeof unsafe unsized use virtual where while yield bool char str""".split())
 
+# These are in the BTF of no module that calls the drivers, and cannot change: NVMe-oF lays them out.
+PROTOCOL = re.compile(r"nvme_completion(_nvme_result)?|nvme_rdma_cm_(req|rep|rej)|nvmf_disc_\w+")
+
 
 def die(text):
     sys.exit(f"error: {text}")
@@ -49,11 +55,21 @@ def unzstd(data):
     return done.stdout
 
 
+def read(path):
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        return die(f"{path} cannot be read: {error.strerror}")
+
+
 def unpack(path):
     """Returns the contents of a module."""
-    data = path.read_bytes()
+    data = read(path)
     by = {".xz": lzma.decompress, ".gz": gzip.decompress, ".zst": unzstd}
-    return by[path.suffix](data) if path.suffix in by else data
+    try:
+        return by[path.suffix](data) if path.suffix in by else data
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        return die(f"{path} cannot be unpacked: {error}")
 
 
 def of_section(data):
@@ -86,7 +102,7 @@ def parts(data):
 
 def of_image(path):
     """Returns the BTF of a kernel's image."""
-    for data in parts(path.read_bytes()):
+    for data in parts(read(path)):
         if btf := of_section(data):
             return btf
         if found := HEADER.search(data):
@@ -186,7 +202,10 @@ def compare(text, modules, sources):
     """Returns what is to be true of the bindings, in the macros of bindings.rs, and what is said otherwise."""
     # Those that are only declared have nothing that could be compared.
     types = {name: STRUCT if kind == "struct" else UNION
-             for kind, name in re.findall(r"(?m)^pub (struct|union) (?!\w*__bindgen_ty_)(\w+)(?! {\s+(?:pub )?_(?:address|unused): )", text)}
+             for kind, name in re.findall(r"(?m)^pub (struct|union) (?!\w*__bindgen_ty_)(\w+)\b"
+                                     r"(?!<| {\s+(?:pub )?_(?:address|unused): )", text)}
+    bound = {name: re.findall(r"(?m)^    pub (?!_bitfield_|__bindgen_(?:padding|align))(\w+):", body)
+             for name, body in re.findall(r"(?ms)^pub (?:struct|union) (\w+) {(.*?)}", text)}
     values = set(re.findall(r"(?m)^pub const (\w+):", text))
     found, seen = {}, set()
     for module, btf in modules.items():
@@ -201,13 +220,16 @@ def compare(text, modules, sources):
                 for field, offset, size in members:
                     found.setdefault(f"member!({rust}, {field}, {offset}, {size}",
                                      f"{what}: {field} has {size} bytes at {offset}")
+                # One that is in padding changes nothing of that.
+                for field in sorted({*bound[rust]} - {field for field, *_ in members}):
+                    found.setdefault(f"same!(offset_of!({rust}, {field}), usize::MAX", f"{what} has no {field}")
         for name, number in btf.enums:
             for constant, value in constants(btf, number):
-                bound = f"{name}_{constant}" if name else constant
-                if bound in values:
-                    found.setdefault(f"same!({bound}, {value}", f"{constant} of {module} is {value}")
-    used = {name for path in sources for name in re.findall(r"\bbindings::(\w+)", Path(path).read_text())}
-    if unknown := sorted(used & types.keys() - seen):
+                path = f"{name}_{constant}" if name else constant
+                if path in values:
+                    found.setdefault(f"same!({path}, {value}", f"{constant} of {module} is {value}")
+    words = {word for path in sources for word in re.findall(r"\w+", Path(path).read_text())}
+    if unknown := sorted(name for name in words & types.keys() - seen if not PROTOCOL.fullmatch(name)):
         die(f"{', '.join(modules)}: no BTF of {', '.join(unknown)}")
     return found
 
