@@ -36,6 +36,7 @@ impl<F: 'static + Send> Exchange for Ask<F> {
     type Request = F;
     type Reply = F;
     type Needs = context::Atomic;
+    type Connection = ();
 }
 
 fn cqe(cqe: Cqe<Message<Any>>) -> Cqe<Message<Other>> {
