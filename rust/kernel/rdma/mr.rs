@@ -807,7 +807,7 @@ impl<'a, S: State> RegWr<'a, S> {
     }
 }
 
-impl<F, S: State> wr::SendOp<F> for RegOp<S> {}
+impl<F, S: State> wr::SendOpFor<F> for RegOp<S> {}
 impl<S: State> wr::Op for RegOp<S> {
     type Output = Remote;
     type Raw = bindings::ib_reg_wr;
@@ -1019,8 +1019,8 @@ impl<'a, S: State> InvWr<'a, S> {
 // The completion may change the state of the region in another thread. An exclusive region is not
 // `Sync`, so a closure that is `Send` has no reference to one that stays in this thread: it is the
 // owner's.
-impl<F: Send> wr::SendOp<F> for InvOp<Exclusive> {}
-impl<F> wr::SendOp<F> for InvOp<Shared> {}
+impl<F: Send> wr::SendOpFor<F> for InvOp<Exclusive> {}
+impl<F> wr::SendOpFor<F> for InvOp<Shared> {}
 impl<S: State> wr::Op for InvOp<S> {
     type Output = ();
     type Raw = bindings::ib_send_wr;

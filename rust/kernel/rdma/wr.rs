@@ -317,14 +317,22 @@ pub struct SendWr<'a, const N: usize = 1, O = RdmaOp, const ID: u64 = 0> {
 
 /// An operation for the send queue of a connected QP that a closure of type `F` may describe:
 /// [`RdmaOp`], [`AtomicOp`], [`RegOp`](crate::mr::RegOp) or [`InvOp`](crate::mr::InvOp).
-pub trait SendOp<F>: Op {}
+pub trait SendOp<F>: SendOpFor<F> {}
+impl<F, O: SendOpFor<F>> SendOp<F> for O {}
 
-pub(crate) use private::Op;
+pub(crate) use private::{
+    Op,
+    SendOpFor, //
+};
 
 mod private {
     use super::*;
 
     pub trait Sealed {}
+
+    /// What [`SendOp`] says, where no ULP can say it: that `F` has no reference to what the
+    /// completion of this operation may change in another thread.
+    pub trait SendOpFor<F>: Op {}
 
     /// An operation of a send queue.
     pub trait Op: Sized {
@@ -492,7 +500,7 @@ pub struct RdmaOp {
     remote: Option<Remote>,
 }
 
-impl<F> SendOp<F> for RdmaOp {}
+impl<F> SendOpFor<F> for RdmaOp {}
 impl Op for RdmaOp {
     type Output = ();
     type Raw = bindings::ib_rdma_wr;
@@ -648,7 +656,7 @@ pub struct AtomicOp {
     swap: u64,
 }
 
-impl<F> SendOp<F> for AtomicOp {}
+impl<F> SendOpFor<F> for AtomicOp {}
 impl Op for AtomicOp {
     type Output = ();
     type Raw = bindings::ib_atomic_wr;
