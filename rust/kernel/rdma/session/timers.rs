@@ -98,7 +98,8 @@ impl Default for Activity {
 }
 
 /// A function that is called again and again, from a work item that sleeps in between. It ends when
-/// this is dropped, and unloading waits for that.
+/// this is dropped, and unloading waits for that: a [`Client`](crate::client::Client) that has one
+/// drops it in [`Client::unload`](crate::client::Client::unload), or calls [`Ticker::stop_sync`].
 pub struct Ticker(Arc<Sleeper>);
 
 impl Ticker {
@@ -271,7 +272,8 @@ impl Backoff {
 ///
 /// It is cancelled when it is dropped, but a [`Connector`] that has its `Reconnect` is kept by it
 /// during the attempts: cancel it where the ULP ends, and in [`DeviceData::remove`]. Unloading
-/// waits for it.
+/// waits until it is dropped: a [`Client`](crate::client::Client) that has one drops it in
+/// [`Client::unload`](crate::client::Client::unload).
 ///
 /// [`DeviceData::remove`]: crate::client::DeviceData::remove
 ///
