@@ -259,7 +259,10 @@ impl<T: ModuleClient> Registration<T> {
     }
 
     fn register(&self) -> Result {
-        let cx = Sleepable::current()?;
+        // SAFETY: The address of this registration was just set, so it is the first one, which by
+        // the contract of `ModuleClient` the module owns: it is made when the module is loaded, in
+        // process context.
+        let cx = unsafe { Sleepable::assume() };
         // The registration is not dropped after an error, but its fields are.
         self.try_register(&cx).inspect_err(|_| self.end(&cx))
     }
