@@ -255,6 +255,12 @@ impl CqeHandler for Answer {
 }
 
 impl Target {
+    /// The peer may have so many requests outstanding.
+    fn new(qp: Qp<Softirq>, places: u32, requests: u32, cx: &Sleepable) -> Result<Self> {
+        let room = Room::new(&qp, places, requests, cx)?;
+        Ok(Self { qp, room })
+    }
+
     /// Answers now, or in the handler of another answer.
     fn answer(&self, answer: Pin<KBox<Answer>>) -> Result {
         if let Some(answer) = self.room.take(answer.places, answer)? {
@@ -270,7 +276,10 @@ impl Target {
             chain.push(SendWr::send([answer.message.whole()]))
         });
         if let Err(e) = posted {
-            self.gone(places.saturating_sub(e.posted()));
+            // A driver that has not said which request it refused may have posted all.
+            if e.owner.is_some() || e.posted() > 0 {
+                self.gone(places.saturating_sub(e.posted()));
+            }
         }
     }
 

@@ -110,8 +110,11 @@ impl<C: Polled> Conn<C> {
         if let Err(e) = posted {
             self.refused.up();
             let left = places - e.posted();
+            let is_named = e.owner.is_some() || e.posted() > 0;
             drop(e);
-            self.give(left);
+            if is_named {
+                self.give(left);
+            }
         }
         self.posting.down();
     }
@@ -351,7 +354,7 @@ mod tests {
         check_eq!(room.take(1, 2)?, None);
         check_eq!(room.take(1, 3)?, None);
         let mut resumed = KVec::with_capacity(4, GFP_KERNEL)?;
-        let mut resume = |places, resumed: &mut KVec<u32>| {
+        let resume = |places, resumed: &mut KVec<u32>| {
             room.give(places, |owner| {
                 let _ = resumed.push_within_capacity(owner);
             });

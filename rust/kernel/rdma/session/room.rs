@@ -75,8 +75,11 @@ use state::{
 ///             chain.push(SendWr::send([a.message.whole()]))
 ///         });
 ///         if let Err(e) = posted {
-///             // Requests that were posted have their places until the QP is drained.
-///             self.gone(EACH - e.posted());
+///             // Requests that were posted have their places until the QP is drained. If the
+///             // driver has not said which it refused, the handler may yet be called.
+///             if e.owner.is_some() || e.posted() > 0 {
+///                 self.gone(EACH - e.posted());
+///             }
 ///         }
 ///     }
 ///
