@@ -64,6 +64,24 @@ impl Transfer {
     }
 }
 
+/// Pages that are transferred again.
+#[derive(HasCqe)]
+struct Plain {
+    cqe: Cqe<Self>,
+    data: Ctx,
+    back: Arc<SpinLockIrq<Option<Pin<KBox<Plain>>>>>,
+}
+
+impl CqeHandler for Plain {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = context::Atomic;
+
+    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
+        let back = this.back.clone();
+        *back.lock() = Some(this);
+    }
+}
+
 struct Test {
     null: NullEnv,
     back: Back,
@@ -254,6 +272,32 @@ mod tests {
         fourth.destroy(cx)?;
         check_eq!(transfer.data.len(), 1);
         second.destroy(cx)
+    }
+
+    /// The view has taken the context out of the list of its QP.
+    #[test]
+    fn context_is_listed_again_after_a_view_was_forgotten() -> Result {
+        let test = Test::new()?;
+        let (cx, qp) = (test.cx(), test.qp()?);
+        let back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
+        let plain = Plain {
+            cqe: Cqe::new(),
+            data: Ctx::alloc(PAGE_SIZE, cx)?,
+            back: back.clone(),
+        };
+        let plain = KBox::pin(plain, GFP_KERNEL)?;
+        qp.prepare_rw(Rw::write(&plain.data, .., NOWHERE, cx))?;
+        qp.post_rw(plain, |x| Ok(Rw::prepared(&x.data)))?;
+        let mut plain = None;
+        wait(|| {
+            plain = back.lock().take();
+            plain.is_some()
+        })?;
+        let mut plain = plain.ok_or(EINVAL)?;
+        core::mem::forget(plain.data.cpu());
+        qp.prepare_rw(Rw::write(&plain.data, .., NOWHERE, cx))?;
+        drop(qp);
+        wait(|| test.null.dev.objects()[1] == 0)
     }
 
     /// Threads take and fill what is prepared while the QP ends.

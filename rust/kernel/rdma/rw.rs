@@ -333,10 +333,10 @@ pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages>
 /// `inner` are accessed only by the call that has claimed this and, if that posts, by the
 /// completion then. From a successful [`RawCtx::map`] to the end of the transfer its QP, whose
 /// address `state` has, counts it, and `inner.raw` is initialised for it. A context that is
-/// prepared is in the list of its QP, unless it is borrowed exclusively: the end of that takes it
-/// back. One that is not may still be in the list of a QP that it was prepared for: the end of that
-/// reads the state only. While `state` is [`RwState::EMPTY`] there is neither an owner nor a
-/// transfer.
+/// prepared is in the list of its QP, unless it is borrowed exclusively or was until a view of its
+/// memory was forgotten: the end of that takes it back. One that is not may still be in the list of
+/// a QP that it was prepared for: the end of that reads the state only. While `state` is
+/// [`RwState::EMPTY`] there is neither an owner nor a transfer.
 // It is not `Unpin`, so an exclusive reference does not claim that nothing else refers to it.
 #[repr(C)]
 struct RawCtx {
@@ -800,7 +800,12 @@ impl RawCtx {
         let list = list.ok_or(EINVAL)?;
         // SAFETY: The caller has claimed this, which keeps all others from `entry`.
         let entry = unsafe { &mut *self.entry.get() };
-        if entry.as_ref().is_some_and(|entry| entry.is_of(list)) {
+        if let Some(entry) = entry.as_ref().filter(|entry| entry.is_of(list)) {
+            // It is not listed if a view of the memory was forgotten.
+            //
+            // SAFETY: The context removes its entry before it is freed. The caller has claimed it,
+            // which keeps all others from the transfer.
+            unsafe { entry.add() };
             return Ok(());
         }
         if let Some(entry) = entry.take() {

@@ -145,15 +145,17 @@ impl Entry {
         Arc::ptr_eq(&self.list, list)
     }
 
-    /// Adds this to its list, where it is not. If the end of the QP has closed that, a transfer
+    /// Adds this to its list, unless it is there. If the end of the QP has closed that, a transfer
     /// that is prepared ends here.
     ///
     /// # Safety
     ///
     /// The context is valid until this was removed, and nobody else uses its transfer.
-    unsafe fn add(self: &Arc<Self>) {
+    pub(crate) unsafe fn add(self: &Arc<Self>) {
         let mut listed = self.list.list.lock();
         if !listed.is_closed {
+            // Fails if it is listed.
+            //
             // INVARIANT: The context is valid, as the caller promises.
             if let Ok(entry) = ListArc::try_from_arc(self.clone()) {
                 listed.entries.push_back(entry);
