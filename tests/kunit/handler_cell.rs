@@ -3,11 +3,13 @@
 //! A value that the handlers of one CQ share without a lock, and handlers that are none of it.
 
 use crate::fixture::{
+    both,
     wait,
     Counter,
     NullEnv,
     OnDone,
-    Polls, //
+    Polls,
+    RegOwner, //
 };
 use kernel::{
     page::PAGE_SIZE,
@@ -211,6 +213,58 @@ fn transfer<C: Polls + FixedContext + Provides<context::Atomic>>(
     said.copy().ok_or(EIO)
 }
 
+/// Invalidates a region.
+#[derive(HasCqe)]
+struct Invalidation {
+    cqe: Cqe<Self>,
+    region: Arc<SharedRegion<Bidirectional>>,
+    cell: Arc<HandlerCell<u32>>,
+    said: Arc<SetOnce<(bool, Result)>>,
+}
+
+impl CqeHandler for Invalidation {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = context::Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
+        let lent = this.cell.with(wc, |count| *count += 1);
+        this.said.populate((wc.result().is_ok(), lent));
+    }
+}
+
+/// A local invalidation, which is flushed if that is said.
+fn invalidation<C: Polls + FixedContext + Provides<context::Atomic>>(
+    is_flushed: bool,
+) -> Result<(bool, Result)> {
+    let pair = fixed::<C>()?;
+    let (qp, env) = (&pair.qps[0], &pair.null.env);
+    let region = env.region(8)?;
+    let owner = RegOwner::new(&region)?;
+    let registered = owner.registered.clone();
+    qp.post_send(owner, |o| Ok(both(&*o.region)))?;
+    wait(|| {
+        C::poll(&pair.cq);
+        registered.get() == 1
+    })?;
+    if is_flushed {
+        qp.drain(&env.cx)?;
+    }
+    let said = Arc::new(SetOnce::new(), GFP_KERNEL)?;
+    let invalidation = Invalidation {
+        cqe: Cqe::new(),
+        region,
+        cell: pair.cell.clone(),
+        said: said.clone(),
+    };
+    let invalidation = KBox::pin(invalidation, GFP_KERNEL)?;
+    qp.post_send(invalidation, |i| Ok(InvWr::new(&*i.region)))?;
+    wait(|| {
+        C::poll(&pair.cq);
+        said.copy().is_some()
+    })?;
+    said.copy().ok_or(EIO)
+}
+
 #[kunit_tests(rdma_handler_cell)]
 mod tests {
     use super::*;
@@ -342,6 +396,24 @@ mod tests {
     fn transfer_that_is_flushed_or_done() -> Result {
         check_eq!(transfer::<Softirq>(false)?.1, Ok(()));
         check_eq!(transfer::<Direct>(false)?.1, Ok(()));
+        Ok(())
+    }
+
+    #[test]
+    fn invalidation_that_is_done() -> Result {
+        check_eq!(invalidation::<Softirq>(false)?, (true, Ok(())));
+        check_eq!(invalidation::<Workqueue>(false)?, (true, Ok(())));
+        check_eq!(invalidation::<Direct>(false)?, (true, Ok(())));
+        Ok(())
+    }
+
+    /// It completes to the MR, which passes the completion on: as it is, unless a caller has polled
+    /// it.
+    #[test]
+    fn invalidation_that_fails() -> Result {
+        check_eq!(invalidation::<Softirq>(true)?, (false, Ok(())));
+        check_eq!(invalidation::<Workqueue>(true)?, (false, Ok(())));
+        check_eq!(invalidation::<Direct>(true)?, (false, Err(EINVAL)));
         Ok(())
     }
 

@@ -1121,13 +1121,13 @@ unsafe fn parts(wc: &Wc) -> (&FastRegMr, *mut bindings::ib_cqe) {
 /// Called as [`trace::completion`] says, once for each [`InvWr`] that was posted with it.
 unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     cq: *mut bindings::ib_cq,
-    wc: *mut bindings::ib_wc,
+    raw: *mut bindings::ib_wc,
 ) {
     // `take` tells owners apart by this function's address.
     identity::keep_distinct::<(Callback, cqe::Cqe<T::Pointer, ID>, S)>();
-    // SAFETY: As the caller promises, this is the callback of the request, and `wc` its completion,
-    // which was not used yet.
-    let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
+    // SAFETY: As the caller promises, this is the callback of the request, and `raw` its
+    // completion, which was not used yet.
+    let Some(wc) = (unsafe { trace::completion(cq, raw) }) else {
         return;
     };
     // SAFETY: The request is an `InvWr`, as it has this callback. It completes once, by the
@@ -1139,9 +1139,9 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     // SAFETY: The callback was made for the state of the MR's region, and is called once.
     unsafe { mr.invalidated::<S>(wc) };
     if wc.result().is_err() {
-        // SAFETY: `wc` is of such a request, which has failed, and its owner is not back. `cq` is
-        // what this was called with.
-        return unsafe { failed::<S>(cq, wc) };
+        // SAFETY: `raw` is of such a request, which has failed, and its owner is not back. Both are
+        // what this was called with, and `wc` is not used any longer.
+        return unsafe { failed::<S>(cq, raw) };
     }
     debug::deactivate(user);
     // SAFETY: The owner was given up as a `T` by its callback `ID`, and is taken back once, as the
@@ -1157,23 +1157,30 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
 ///
 /// # Safety
 ///
-/// `wc` is of an [`InvWr`] for the state `S`, whose owner was not taken back. `cq` is its CQ, or
-/// null if a caller has polled it.
+/// `wc` is of an [`InvWr`] for the state `S`, whose owner was not taken back. `cq` is its CQ, and
+/// then C has passed `wc`, which may be written; or null if a caller has polled it.
 #[cold]
 #[inline(never)]
-unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: &Wc) {
-    // A copy, as the original is borrowed.
+unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
-    let copy = copy.as_mut_ptr();
     // SAFETY: The request is an `InvWr` for the state `S`, and its owner, which was given up for
     // `user`, was not taken back, as the caller promises. So `user` is there, and has a callback by
-    // the invariant of `Cqe`. That is called as `trace::completion` says.
+    // the invariant of `Cqe`. That is called as `trace::completion` says. Where `cq` is not null
+    // `wc` may be written; otherwise `copy` is.
     unsafe {
-        let (mr, user) = parts(wc);
+        let (mr, user) = parts(&*wc.cast::<Wc>());
         mr.set_registered::<S>();
-        copy.copy_from_nonoverlapping(ptr::from_ref(wc).cast(), 1);
-        (*copy).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(user);
-        (*user).done.unwrap_unchecked()(cq, copy);
+        let wc = match cq.is_null() {
+            // One that a caller has polled is borrowed.
+            true => {
+                copy.as_mut_ptr().copy_from_nonoverlapping(wc, 1);
+                copy.as_mut_ptr()
+            }
+            // A `HandlerCell` knows it by its address.
+            false => wc,
+        };
+        (*wc).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(user);
+        (*user).done.unwrap_unchecked()(cq, wc);
     }
 }
 

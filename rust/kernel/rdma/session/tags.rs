@@ -273,7 +273,7 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
 
     #[inline]
     fn done(slot: SlotRef<X>, wc: &Wc, cx: &X::Needs) {
-        if !slot.table().poller.is_at(wc) {
+        if !slot.table().poller.is_at(wc) || wc.result().is_err() {
             return slot.stray(Half::Reply);
         }
         if slot.state.is_send_out() {
