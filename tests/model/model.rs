@@ -18,12 +18,23 @@ pub use shim::sync;
 
 #[path = "../../rust/kernel/rdma/sync.rs"]
 mod counters;
+#[path = "../../rust/kernel/rdma/qp/requests/state.rs"]
+mod requests_state;
 #[path = "../../rust/kernel/rdma/session/room/state.rs"]
 mod room_state;
 #[path = "../../rust/kernel/rdma/mr/state.rs"]
 mod state;
 #[path = "../../rust/kernel/rdma/session/tags/state.rs"]
 mod tags_state;
+
+mod cqe {
+    /// As that of the crate.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub enum Queue {
+        Send = 0,
+        Recv = 1,
+    }
+}
 
 #[cfg(test)]
 mod completion;
@@ -33,6 +44,8 @@ mod polling;
 mod refs;
 #[cfg(test)]
 mod region;
+#[cfg(test)]
+mod requests;
 #[cfg(test)]
 mod reservation;
 #[cfg(test)]

@@ -45,6 +45,7 @@ use crate::{
     debug,
     identity,
     prelude::internal::*,
+    qp_id::QpId,
     trace,
     wc::{
         self,
@@ -150,12 +151,21 @@ pub(crate) const fn offset<T: HasCqe<ID>, const ID: u64>() -> usize {
     T::FIELD.offset
 }
 
+/// A queue of a QP.
+#[doc(hidden)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Queue {
+    Send = 0,
+    Recv = 1,
+}
+
 /// An argument of methods that only this crate can call, in traits that ULPs can name.
 #[doc(hidden)]
 pub struct Sealed(pub(crate) ());
 
 /// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners,
-/// [`InFlight<T>`](crate::reuse::InFlight) for those that are used again, `Arc<T>` for shared ones.
+/// [`InFlight<T>`](crate::reuse::InFlight) and [`Taken<T>`](crate::qp::Taken) for those that are
+/// used again, `Arc<T>` for shared ones.
 ///
 /// Exclusive owners are `Unpin`: the address of a pinned object, such as a lock, a work item or a
 /// file in debugfs, may be known elsewhere. It goes into an `Arc`, or into a box of its own.
@@ -186,6 +196,25 @@ pub unsafe trait CqePointer<const ID: u64>:
     #[doc(hidden)]
     unsafe fn from_ptr(ptr: *mut Self::Target) -> Self;
 
+    /// Returns whether requests of the owner may be posted to this QP.
+    #[doc(hidden)]
+    #[inline]
+    fn may_post_to(&self, qp: QpId, _: Sealed) -> bool {
+        let _ = qp;
+        true
+    }
+
+    /// Notes that a request of the owner is about to be posted, with this callback.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` comes from `into_ptr`, and was not taken back.
+    #[doc(hidden)]
+    #[inline]
+    unsafe fn note_post(ptr: *mut Self::Target, callback: *mut bindings::ib_cqe, queue: Queue) {
+        let _ = (ptr, callback, queue);
+    }
+
     /// Gives up the owner for the address of its callback.
     #[doc(hidden)]
     #[inline]
@@ -209,6 +238,22 @@ pub unsafe trait CqePointer<const ID: u64>:
         // SAFETY: `cqe` is from `into_cqe` and taken back once, as the caller promises. So it is an
         // address from `into_ptr`, plus this offset.
         unsafe { Self::from_ptr(cqe.byte_sub(offset::<Self::Target, ID>()).cast()) }
+    }
+
+    /// As [`CqePointer::note_post`], for the address of the owner's callback.
+    ///
+    /// # Safety
+    ///
+    /// `cqe` comes from `into_cqe` of the same type, and was not taken back.
+    #[doc(hidden)]
+    #[inline]
+    unsafe fn note_cqe(cqe: *mut bindings::ib_cqe, callback: *mut bindings::ib_cqe, queue: Queue) {
+        // SAFETY: `cqe` is from `into_cqe` and was not taken back, as the caller promises. So it is
+        // an address from `into_ptr`, plus this offset.
+        unsafe {
+            let ptr = cqe.byte_sub(offset::<Self::Target, ID>()).cast();
+            Self::note_post(ptr, callback, queue);
+        }
     }
 
     /// As [`CqePointer::from_cqe`], of a request that was not posted.
@@ -241,7 +286,8 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     /// Takes the owner of a completed request back (`ib_cqe.done`). Handlers of one completion
     /// queue run one after the other, but for three kinds, which may run beside others: those of
     /// completions in a [`WcArray`], of [shared](crate::cq::Cq::pool_get) queues, and of
-    /// [transfers](crate::rw) that the device has lost, which the end of their QP completes.
+    /// [transfers](crate::rw) and [`Requests`](crate::qp::Requests) that the device has lost, which
+    /// the end of their QP completes.
     ///
     /// [`WcArray`]: crate::cq::WcArray
     fn done(this: Self::Pointer, wc: &Wc, cx: &Self::Needs);

@@ -43,6 +43,7 @@ use crate::{
     },
     prelude::internal::*,
     qp::Qp,
+    qp_id::QpId,
     sg::{
         self,
         SgBuf, //
@@ -219,7 +220,7 @@ struct Claimed {
     /// The key of the last registration.
     rkey: u32,
     /// The QP that the registration was posted to.
-    qp: wr::QpId,
+    qp: QpId,
     /// The CQ whose completions may prove a remote invalidation.
     recv_cq: *const bindings::ib_cq,
     /// The mark of that CQ at the first registration there.
@@ -385,7 +386,7 @@ impl Mr {
             claimed: UnsafeCell::new(Claimed {
                 user: ptr::null_mut(),
                 rkey: 0,
-                qp: wr::QpId::NONE,
+                qp: QpId::NONE,
                 recv_cq: ptr::null(),
                 mark: 0,
                 trusted: 0,

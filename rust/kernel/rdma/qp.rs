@@ -11,6 +11,7 @@ mod drain;
 mod keep;
 pub(crate) mod post;
 mod prepared;
+mod requests;
 mod send_ring;
 
 pub use crate::rnr_timer::RnrTimer;
@@ -35,6 +36,10 @@ pub(crate) use prepared::{
     Prepared,
     Unlisted, //
 };
+pub use requests::{
+    Requests,
+    Taken, //
+};
 pub use send_ring::SendRing;
 
 use crate::{
@@ -46,6 +51,7 @@ use crate::{
         self,
         Cq, //
     },
+    cqe::Queue,
     deferred,
     device::Device,
     lost,
@@ -55,6 +61,7 @@ use crate::{
         Pd, //
     },
     prelude::internal::*,
+    qp_id::QpId,
     srq,
     trace,
     wc::{
@@ -185,7 +192,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     #[inline]
-    pub(crate) fn id(&self) -> wr::QpId {
+    pub(crate) fn id(&self) -> QpId {
         self.any.target.qp_id
     }
 
@@ -457,17 +464,61 @@ impl Inner {
     fn end_lost(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
         let kept = self.context.kept.take();
         let is_destroyed = self.context.destroyed.copy() == Some(Ok(()));
-        // What can be out are sends, and replies to them on the same CQ.
-        let is_left = || self.send.cq.has_only_poller() && kept.iter().any(|kept| kept.is_out());
-        if !is_destroyed || !is_left() {
+        let is_known = |queue| self.queue(queue).has_only_poller();
+        // What can be out of that which is kept are sends, and replies to them on the same CQ.
+        let is_kept = || is_known(Queue::Send) && kept.iter().any(|kept| kept.is_out());
+        let requests = self.context.requests.lock().clone();
+        let is_posted = || (requests.as_ref()).is_some_and(|list| list.is_posted(is_known));
+        if !is_destroyed || !is_kept() && !is_posted() {
             return Ok(());
         }
         self.settle(waiter, cx)?;
-        if !is_left() {
-            return Ok(());
+        if is_kept() {
+            kept.iter().for_each(|kept| kept.ended());
         }
-        kept.iter().for_each(|kept| kept.ended());
+        if let Some(list) = &requests {
+            // SAFETY: The QP is destroyed, and the pollers of its CQs have handled what they had
+            // polled before that.
+            unsafe { list.take_lost(is_known, |cqe, queue| self.complete_lost(cqe, queue)) };
+        }
         Ok(())
+    }
+
+    /// Returns the CQ of a queue.
+    fn queue(&self, queue: Queue) -> &cq::Shared {
+        match queue {
+            Queue::Send => &self.send.cq,
+            Queue::Recv => &self.recv.cq,
+        }
+    }
+
+    /// Completes a request that was lost, as flushed: its handler gets the owner.
+    ///
+    /// # Safety
+    ///
+    /// The QP is destroyed. A request of it was posted with this callback, and does not complete
+    /// otherwise.
+    #[cold]
+    #[inline(never)]
+    unsafe fn complete_lost(&self, cqe: *mut bindings::ib_cqe, queue: Queue) {
+        let cq = self.queue(queue).raw.as_ptr();
+        // The QP is gone. Handlers find its context in this.
+        let mut qp = MaybeUninit::<bindings::ib_qp>::zeroed();
+        let context = ptr::from_ref(&*self.context).cast_mut().cast();
+        let mut wc = bindings::ib_wc {
+            status: bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
+            qp: qp.as_mut_ptr(),
+            ..Default::default()
+        };
+        wc.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+        // SAFETY: Both fields are of the memory above. The request is lost, as the caller promises,
+        // so this completes it alone. The reservation keeps the CQ. The helper provides the context
+        // in which its handlers run.
+        unsafe {
+            (*qp.as_mut_ptr()).qp_context = context;
+            (*qp.as_mut_ptr()).qp_num = self.num;
+            bindings::rdma_helper_complete(cq, &raw mut wc);
+        }
     }
 
     fn qp_type(&self) -> bindings::ib_qp_type {
@@ -788,6 +839,9 @@ struct QpPriv {
     drain_list: keep::KeepList,
     #[pin]
     kept: keep::KeepList,
+    /// The requests that belong to the QP, if there were ever any.
+    #[pin]
+    requests: sync::Mutex<Option<Arc<requests::RequestList>>>,
     #[pin]
     transfers: Transfers,
     events: Option<Arc<dyn Events>>,
@@ -814,6 +868,7 @@ impl QpPriv {
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::drain_list")),
             kept <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
+            requests <- new_mutex!(None, "rdma::QpPriv::requests"),
             transfers <- pin_init!(Transfers {
                 users: crate::sync::Users::new(),
                 is_ending: Atomic::new(false),
@@ -825,6 +880,17 @@ impl QpPriv {
             user_context <- context::UserContext::new(),
         });
         KBox::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Returns the list of the requests that belong to the QP.
+    fn requests(&self) -> Result<Arc<requests::RequestList>> {
+        let mut requests = self.requests.lock();
+        if let Some(list) = &*requests {
+            return Ok(list.clone());
+        }
+        let list = requests::RequestList::new()?;
+        *requests = Some(list.clone());
+        Ok(list)
     }
 }
 

@@ -41,6 +41,7 @@ pub mod op;
 pub mod pd;
 pub mod prelude;
 pub mod qp;
+mod qp_id;
 pub mod ratelimit;
 mod refs;
 mod removal;

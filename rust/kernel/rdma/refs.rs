@@ -36,10 +36,11 @@ pub(crate) enum Kind {
     Client,
     Ah,
     Mad,
+    Requests,
 }
 
 /// The names of the kinds.
-pub(crate) const NAMES: [&str; 10] = [
+pub(crate) const NAMES: [&str; 11] = [
     "device handle",
     "PD",
     "CQ",
@@ -50,6 +51,7 @@ pub(crate) const NAMES: [&str; 10] = [
     "client handle",
     "address handle",
     "MAD agent",
+    "array of requests",
 ];
 
 /// A count of references that can be killed: no reference is taken after that.

@@ -1212,7 +1212,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         S: Runs<P, ID>,
     {
         let rw = match rw(&owner) {
-            Ok(rw) => rw,
+            Ok(rw) if owner.may_post_to(self.id(), cqe::Sealed(())) => rw,
+            Ok(_) => return Err(PostError::new(owner, EINVAL)),
             Err(error) => return Err(PostError::new(owner, error)),
         };
         let (ctx, extents, target) = (NonNull::from(rw.ctx), rw.extents, &self.any.target);

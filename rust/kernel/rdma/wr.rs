@@ -16,12 +16,12 @@ use crate::{
         Pd, //
     },
     prelude::internal::*,
+    qp_id::QpId,
     sync::RwState,
     trace, //
 };
 use core::num::NonZero;
 use kernel::sync::{
-    atomic,
     SpinLockIrq,
     SpinLockIrqGuard, //
 };
@@ -156,23 +156,6 @@ pub struct Remote {
     pub addr: u64,
     /// The remote key.
     pub rkey: u32,
-}
-
-/// Tells a QP from all that there have been and will be, where its address may be another one's
-/// when it is gone.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct QpId(u64);
-
-impl QpId {
-    /// That of no QP.
-    pub(crate) const NONE: Self = Self(0);
-
-    #[inline(never)]
-    fn next() -> Self {
-        static LAST: atomic::Atomic<u64> = atomic::Atomic::new(0);
-        // In 64 bits it does not come to its beginning again.
-        Self(LAST.fetch_add(1, atomic::Relaxed).wrapping_add(1))
-    }
 }
 
 /// The QP that requests are posted to, with its attributes that posts and regions need.

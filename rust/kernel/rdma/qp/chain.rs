@@ -10,6 +10,7 @@ use crate::{
     cqe::{
         self,
         CqePointer,
+        Queue,
         Runs, //
     },
     debug,
@@ -461,6 +462,9 @@ impl AnyQp {
     where
         P: CqePointer<ID>,
     {
+        if !owner.may_post_to(self.target.qp_id, cqe::Sealed(())) {
+            return Err(PostError::new(owner, EINVAL));
+        }
         let mut slots = MaybeUninit::uninit();
         // SAFETY: The slots outlive the chain. The owner is given up before that is posted, and
         // stays where it is.
@@ -471,6 +475,8 @@ impl AnyQp {
         };
         chain.reads |= reads;
         let cqe = owner.into_cqe(cqe::Sealed(()));
+        // SAFETY: The owner was just given up for this address.
+        unsafe { P::note_cqe(cqe, cqe, Queue::Send) };
         // SAFETY: The owner is the queue's until `done`.
         let posted = unsafe { chain.post(Some(cqe)) };
         // SAFETY: The requests were made of the owner, and the last, signaled one has its callback.
@@ -574,6 +580,9 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES, ID>) -> Result,
     ) -> Result {
         let (qp, owner) = (self.qp, self.owner.as_ref().ok_or(EIO)?);
+        if !owner.may_post_to(qp.target.qp_id, cqe::Sealed(())) {
+            return Err(EINVAL);
+        }
         let mut slots = MaybeUninit::uninit();
         // SAFETY: The slots outlive the chain, and the owner does not move.
         let chain = unsafe { Chain::make(slots.as_mut_ptr(), &qp.target, &**owner, make) }?;

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     completion::Completion,
     cq,
+    cqe::Queue,
     debug,
     deferred::Waiter,
     objects,
@@ -735,13 +736,6 @@ pub(super) struct Markers {
 
 /// Set unless a drain waits.
 const BUSY: u32 = 4;
-
-/// A queue of a QP, by the number of its marker.
-#[derive(Clone, Copy)]
-pub(super) enum Queue {
-    Send,
-    Recv,
-}
 
 // SAFETY: A completion may be used from any thread, and the rest does not change.
 unsafe impl Send for Markers {}

@@ -6,6 +6,7 @@ use crate::{
     cqe::{
         self,
         CqePointer,
+        Queue,
         Runs, //
     },
     debug,
@@ -127,6 +128,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
         O: wr::Op,
     {
+        if !owner.may_post_to(self.any.target.qp_id, cqe::Sealed(())) {
+            return Err(unmade(owner, EINVAL));
+        }
         // SAFETY: The owner keeps what the request refers to until it has completed. If the request
         // is not posted, it is undone below.
         let prepared = wr(&owner).and_then(|wr| unsafe { wr.prepare(&self.any.target) });
@@ -149,7 +153,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             let (_guard, ret) = unsafe {
                 let target = &self.any.target;
                 let guard = O::lock(&undo, target);
-                wr::end(wr, O::callback::<P::Target, ID>(&undo, cqe));
+                let callback = O::callback::<P::Target, ID>(&undo, cqe);
+                P::note_cqe(cqe, callback, Queue::Send);
+                wr::end(wr, callback);
                 debug::set_qp_of(target.raw.as_ptr(), cqe);
                 let ret = trace::Queue::post_one(target.post_send, target.raw.as_ptr(), wr);
                 (guard, ret)
@@ -228,7 +234,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let wr = match wr(&owner) {
             // Some drivers take receives of a QP on an SRQ. No entry is of such a QP's PD for them;
             // without an entry there is nothing else that would say so.
-            Ok(wr) if wr.is_of(recv_pd) && (const { N > 0 } || recv_pd != pd::Id::NONE) => wr,
+            Ok(wr)
+                if wr.is_of(recv_pd)
+                    && (const { N > 0 } || recv_pd != pd::Id::NONE)
+                    && owner.may_post_to(self.any.target.qp_id, cqe::Sealed(())) =>
+            {
+                wr
+            }
             Ok(_) => return Err(unmade(owner, EINVAL)),
             Err(error) => return Err(unmade(owner, error)),
         };
@@ -237,6 +249,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             let mut raw = wr.into_raw(&mut sges);
             let cqe = owner.into_cqe(cqe::Sealed(()));
             raw.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+            // SAFETY: The owner was just given up for this address.
+            unsafe { P::note_cqe(cqe, cqe, Queue::Recv) };
             let qp = self.any.target.raw.as_ptr();
             debug::set_qp_of(qp, cqe);
             // SAFETY: The request was just written, and its memory is kept by the owner, which is

@@ -13,6 +13,7 @@ use crate::{
     context::Context,
     cq,
     cqe::{
+        self,
         CqeHandler,
         CqePointer,
         Runs, //
@@ -20,6 +21,7 @@ use crate::{
     debug,
     prelude::internal::*,
     qp::Qp,
+    qp_id::QpId,
     sync::{
         Spsc,
         KEEPER,
@@ -27,10 +29,7 @@ use crate::{
     },
     trace,
     wc,
-    wr::{
-        self,
-        PostError, //
-    }, //
+    wr::PostError, //
 };
 use core::{
     any::type_name,
@@ -95,7 +94,7 @@ struct Ring<P: CqePointer<ID>, const ID: u64> {
     cqe: bindings::ib_cqe,
     places: Spsc,
     poller: cq::Poller,
-    qp: wr::QpId,
+    qp: QpId,
     inner: NonNull<Inner>,
     /// That of the QP: see [`AnyQp::names_first`](super::AnyQp::names_first).
     names_first: bool,
@@ -281,7 +280,8 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         let Some(place) = ring.places.next(ring.owners) else {
             return Err(PostError::new(owner, EAGAIN));
         };
-        if ring.qp != qp.id() || self.reclaimed {
+        let may_post = owner.may_post_to(qp.id(), cqe::Sealed(()));
+        if ring.qp != qp.id() || self.reclaimed || !may_post {
             return Err(PostError::new(owner, EINVAL));
         }
         let signaled = self.unsignaled + 1 >= ring.interval;

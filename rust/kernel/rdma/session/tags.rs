@@ -76,14 +76,12 @@ use crate::{
         self,
         Qp, //
     },
+    qp_id::QpId,
     wc::{
         Success,
         Wc, //
     },
-    wr::{
-        self,
-        PostError, //
-    }, //
+    wr::PostError, //
 };
 use core::{
     cell::UnsafeCell,
@@ -317,7 +315,7 @@ where
 #[pin_data]
 struct Table<X: Exchange> {
     poller: cq::Poller,
-    qp: wr::QpId,
+    qp: QpId,
     /// That of the QP: see [`AnyQp::names_first`](qp::AnyQp::names_first).
     names_first: bool,
     mask: Mask,

@@ -1,0 +1,547 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Arrays of requests that are used again.
+//!
+//! Most ULPs allocate their requests once, in an array. Here that is a [`Requests<T>`]: the
+//! requests are side by side in memory, in the order in which they are used. [`Requests::take`]
+//! returns an [`Taken<T>`], of which there is one at a time for each request, and which can own
+//! a posted request as a `Pin<KBox<T>>` can. When the completion's handler drops it, that is one
+//! store, and the request can be taken again.
+//!
+//! Each request belongs to a QP. When that is destroyed, its requests that the device has lost go
+//! to their handlers, as flushed.
+//!
+//! # Examples
+//!
+//! ```
+//! use rdma::{prelude::*, qp::{Requests, Taken}};
+//!
+//! #[derive(HasCqe)]
+//! struct Request {
+//!     cqe: Cqe<Self>,
+//!     buf: Buf<ToDevice>,
+//! }
+//!
+//! impl CqeHandler for Request {
+//!     type Pointer = Taken<Self>;
+//!     type Needs = context::Atomic;
+//!
+//!     fn done(this: Taken<Self>, wc: &Wc, _cx: &context::Atomic) {
+//!         if let Err(e) = wc.result() {
+//!             pr_info!("{}\n", e.status);
+//!         }
+//!         drop(this); // It can be taken again.
+//!     }
+//! }
+//!
+//! /// Allocates 64 requests, of 4 KiB each.
+//! fn alloc(qp: &Qp<Softirq>, pd: &Pd, cx: &Sleepable) -> Result<Requests<Request>> {
+//!     Requests::new(qp, 64, |_| {
+//!         Ok(Request {
+//!             cqe: Cqe::new(),
+//!             buf: Buf::alloc(pd, 4096, cx)?,
+//!         })
+//!     }, cx)
+//! }
+//!
+//! /// Sends all requests that are idle, and returns their number.
+//! fn send_all(qp: &Qp<Softirq>, requests: &mut Requests<Request>) -> Result<u32> {
+//!     let mut sent = 0;
+//!     for mut request in requests.idle() {
+//!         request.buf.cpu().fill(0);
+//!         qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
+//!         sent += 1;
+//!     }
+//!     Ok(sent)
+//! }
+//! ```
+
+mod state;
+
+use crate::{
+    cqe::{
+        self,
+        Queue, //
+    },
+    deferred,
+    device::Device,
+    objects,
+    prelude::internal::*,
+    qp::Qp,
+    qp_id::QpId,
+    refs, //
+};
+use core::{
+    cell::UnsafeCell,
+    ops, //
+};
+use kernel::{
+    new_mutex,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Mutex, //
+    },
+    time, //
+};
+use state::State;
+
+/// A request, and what belongs to it. The request is first: its address is that of both.
+#[repr(C)]
+struct Entry<T> {
+    value: UnsafeCell<T>,
+    state: State,
+    qp: QpId,
+}
+
+/// The requests of an array, whatever they are.
+trait Entries: Send + Sync {
+    /// Returns the state of a request; `None` if there are not so many.
+    fn state(&self, index: usize) -> Option<&State>;
+}
+
+struct Array<T>(KVVec<Entry<T>>);
+
+// SAFETY: The requests are `Send`.
+unsafe impl<T: Send> Send for Array<T> {}
+// SAFETY: A shared array gives access to the states only.
+unsafe impl<T: Send> Sync for Array<T> {}
+
+impl<T: Send> Entries for Array<T> {
+    fn state(&self, index: usize) -> Option<&State> {
+        self.0.get(index).map(|entry| &entry.state)
+    }
+}
+
+/// Requests of an array, one behind the other, that belong to one QP.
+///
+/// # Invariants
+///
+/// While this is in the list of the QP, the array is valid.
+struct Run {
+    entries: NonNull<dyn Entries>,
+    range: ops::Range<usize>,
+}
+
+// SAFETY: It gives the states of an array, which is `Sync`.
+unsafe impl Send for Run {}
+
+impl Run {
+    fn states(&self) -> impl Iterator<Item = &State> {
+        // SAFETY: By the type invariant the array is valid.
+        let entries = unsafe { self.entries.as_ref() };
+        self.range.clone().filter_map(|index| entries.state(index))
+    }
+}
+
+/// The requests of a QP. An array takes its own out before it is freed.
+#[pin_data]
+pub(super) struct RequestList {
+    #[pin]
+    runs: Mutex<KVec<Run>>,
+}
+
+impl RequestList {
+    pub(super) fn new() -> Result<Arc<Self>> {
+        let list = pin_init!(Self {
+            runs <- new_mutex!(KVec::new(), "rdma::Qp::requests"),
+        });
+        Arc::pin_init(list, GFP_KERNEL)
+    }
+
+    /// Returns whether a request is posted to a queue that `of` selects.
+    pub(super) fn is_posted(&self, of: impl Fn(Queue) -> bool) -> bool {
+        let runs = self.runs.lock();
+        let mut states = runs.iter().flat_map(Run::states);
+        states.any(|state| state.is_posted(&of))
+    }
+
+    /// Gives `complete` the callback of each request that is posted to a queue that `of` selects.
+    ///
+    /// # Safety
+    ///
+    /// No completion comes for them.
+    pub(super) unsafe fn take_lost(
+        &self,
+        of: impl Fn(Queue) -> bool,
+        mut complete: impl FnMut(*mut bindings::ib_cqe, Queue),
+    ) {
+        let next = |from| {
+            let runs = self.runs.lock();
+            let states = runs.iter().flat_map(Run::states).enumerate();
+            let mut lost = states
+                .skip(from)
+                .filter_map(|(n, state)| Some((n, state.take_lost(&of)?)));
+            lost.next()
+        };
+        let mut from = 0;
+        // The list is not locked while a handler runs, so arrays may leave it.
+        loop {
+            match next(from) {
+                Some((n, (callback, queue))) => {
+                    from = n;
+                    complete(ptr::with_exposed_provenance_mut(callback), queue);
+                }
+                None if from == 0 => return,
+                None => from = 0,
+            }
+        }
+    }
+}
+
+/// An array that is being made, as far as it does not depend on the type of the requests.
+struct Builder {
+    parts: KVec<(QpId, Arc<RequestList>, ops::Range<usize>)>,
+    device: Option<Device>,
+}
+
+impl Builder {
+    fn new() -> Self {
+        Self {
+            parts: KVec::new(),
+            device: None,
+        }
+    }
+
+    /// Adds the next request, of this QP.
+    #[inline(never)]
+    fn add(&mut self, qp: &super::AnyQp) -> Result {
+        let (id, dev) = (qp.target.qp_id, qp.inner.pd.device());
+        if self.device.get_or_insert_with(|| dev.clone()) != dev {
+            return Err(EINVAL);
+        }
+        match self.parts.last_mut() {
+            Some((last, _, range)) if *last == id => range.end += 1,
+            last => {
+                let first = last.map_or(0, |(_, _, range)| range.end);
+                let list = qp.inner.context.requests()?;
+                self.parts.push((id, list, first..first + 1), GFP_KERNEL)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn finish(self, entries: KBox<dyn Entries>) -> Result<deferred::Deferred<Inner>> {
+        let reserved = deferred::Deferred::reserve()?;
+        let object = self.device.ok_or(EINVAL)?.object(refs::Kind::Requests);
+        let mut lists = KVec::with_capacity(self.parts.len(), GFP_KERNEL)?;
+        for (_, list, _) in &self.parts {
+            lists.push_within_capacity(list.clone())?;
+        }
+        let inner = reserved.fill(Inner {
+            entries,
+            lists,
+            found_busy: Atomic::new(0),
+            object,
+        });
+        for (_, list, range) in self.parts {
+            let entries = NonNull::from(&*inner.entries);
+            // INVARIANT: `Inner::teardown` takes this out before the array is freed.
+            list.runs.lock().push(Run { entries, range }, GFP_KERNEL)?;
+        }
+        Ok(inner)
+    }
+}
+
+/// An array, which is freed when there is no handle of it and all requests are idle.
+struct Inner {
+    // Dropped first, by code of the ULP, which may be gone when the object is dropped.
+    entries: KBox<dyn Entries>,
+    /// Those of the QPs, to some of which it may have been added.
+    lists: KVec<Arc<RequestList>>,
+    /// The number of times that requests were found in use when there was no handle.
+    found_busy: Atomic<u32>,
+    object: objects::Object,
+}
+
+impl deferred::Teardown for Inner {
+    fn object(&self) -> Option<&objects::Object> {
+        Some(&self.object)
+    }
+
+    fn quiesce(&self, waiter: deferred::Waiter, _cx: &Sleepable) -> Result {
+        let mut states = (0..).map_while(|index| self.entries.state(index));
+        if states.all(State::is_idle) {
+            return Ok(());
+        }
+        if waiter == deferred::Waiter::WorkItem {
+            // Who keeps a request, or has it posted, may do so for long.
+            let turns = self.found_busy.fetch_add(1, Relaxed).min(5);
+            time::delay::fsleep(time::Delta::from_millis(20 << turns));
+        }
+        Err(EBUSY)
+    }
+
+    fn teardown(&self, _cx: &Sleepable) -> Result {
+        for list in &self.lists {
+            let is_other = |run: &mut Run| !ptr::addr_eq(run.entries.as_ptr(), &*self.entries);
+            list.runs.lock().retain(is_other);
+        }
+        Ok(())
+    }
+}
+
+/// An array of requests that QPs use again and again.
+///
+/// If this is dropped, a work item frees the array when all requests are idle, for which it looks
+/// now and then: keep the array while its requests are used.
+///
+/// # Invariants
+///
+/// `entries` are those of `_array`, one at least, and `next` is the number of one of them. Only
+/// this takes requests that are idle. Invariant in `T`: an [`Taken`] gives access to the same
+/// value, so neither may become one of a supertype.
+pub struct Requests<T> {
+    _array: deferred::Deferred<Inner>,
+    entries: NonNull<[Entry<T>]>,
+    next: usize,
+    _invariant: PhantomData<fn(T) -> T>,
+}
+
+// SAFETY: It gives exclusive access to requests while they are not in flight.
+unsafe impl<T: Send> Send for Requests<T> {}
+// SAFETY: A shared one gives no access to the requests.
+unsafe impl<T: Send> Sync for Requests<T> {}
+
+impl<T: Send + 'static> Requests<T> {
+    /// Allocates `count` requests of a QP, side by side; `init` makes request number 0, 1 and so
+    /// on.
+    ///
+    /// Fails with `ENOMEM`; with `EINVAL` if `count` is 0; with `EPERM` if the QP is another
+    /// module's; or with the error of `init`.
+    pub fn new<S: PollContext, R: PollContext>(
+        qp: &Qp<S, R>,
+        count: usize,
+        mut init: impl FnMut(usize) -> Result<T>,
+        cx: &Sleepable,
+    ) -> Result<Self> {
+        Self::of_qps(count, |index| Ok((qp, init(index)?)), cx)
+    }
+
+    /// As [`Requests::new`], for several QPs of one device: `init` returns the QP of each request,
+    /// too. Requests of one QP are best made one after the other.
+    pub fn of_qps<'a, S: PollContext, R: PollContext>(
+        count: usize,
+        mut init: impl FnMut(usize) -> Result<(&'a Qp<S, R>, T)>,
+        _cx: &Sleepable,
+    ) -> Result<Self> {
+        let mut builder = Builder::new();
+        let mut entries = KVVec::with_capacity(count, GFP_KERNEL | __GFP_NOWARN)?;
+        for index in 0..count {
+            let (qp, value) = init(index)?;
+            qp.any.inner.context.module.check_type::<T>()?;
+            builder.add(&qp.any)?;
+            entries.push_within_capacity(Entry {
+                value: UnsafeCell::new(value),
+                state: State::new(),
+                qp: qp.id(),
+            })?;
+        }
+        let slice = NonNull::from(&mut *entries);
+        let array = KBox::new(Array(entries), GFP_KERNEL)?;
+        // INVARIANT: The array is of these entries, which `Builder::finish` fails without.
+        Ok(Self {
+            _array: builder.finish(array)?,
+            entries: slice,
+            next: 0,
+            _invariant: PhantomData,
+        })
+    }
+}
+
+impl<T> Requests<T> {
+    /// Returns the number of requests.
+    #[inline]
+    pub fn count(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns a request, if there are so many and it is idle.
+    #[inline]
+    fn hold(&self, index: usize) -> Option<Taken<T>> {
+        if index >= self.count() {
+            return None;
+        }
+        // SAFETY: By the type invariant this is an entry of the array, which is valid while this
+        // is.
+        let entry = unsafe { self.entries.cast::<Entry<T>>().add(index) };
+        // SAFETY: The entry is valid; only its state is borrowed.
+        let taken = unsafe { &(*entry.as_ptr()).state }.take();
+        // INVARIANT: The request was idle, so there is no other `Taken`, and the array is not
+        // freed before it is idle again.
+        taken.then(|| Taken(entry, PhantomData))
+    }
+
+    /// Takes the request of this number; `None` if it is in flight, or if there are not so many.
+    /// Any context.
+    #[inline]
+    pub fn take_at(&mut self, index: usize) -> Option<Taken<T>> {
+        self.hold(index)
+    }
+
+    /// Takes a request that is idle, if there is one: the one behind that which was taken last, or
+    /// the first after it. Any context.
+    #[inline]
+    pub fn take(&mut self) -> Option<Taken<T>> {
+        let request = self.hold(self.next);
+        self.advance(self.next);
+        match request {
+            Some(request) => Some(request),
+            None => self.take_other(),
+        }
+    }
+
+    /// Notes that a request was taken.
+    #[inline]
+    fn advance(&mut self, index: usize) {
+        // INVARIANT: There is an entry number 0.
+        self.next = match index + 1 {
+            next if next < self.count() => next,
+            _ => 0,
+        };
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_other(&mut self) -> Option<Taken<T>> {
+        let mut indices = Iterator::chain(self.next..self.count(), 0..self.next);
+        let (index, request) = indices.find_map(|index| Some((index, self.hold(index)?)))?;
+        self.advance(index);
+        Some(request)
+    }
+
+    /// Takes all requests that are idle, in the order of their numbers, each when the iterator
+    /// comes to it.
+    #[inline]
+    pub fn idle(&mut self) -> Idle<'_, T> {
+        let first = self.entries.cast::<Entry<T>>();
+        // INVARIANT: These are all entries of the array.
+        Idle {
+            next: first,
+            // SAFETY: The array has so many entries.
+            end: unsafe { first.add(self.count()) },
+            _requests: PhantomData,
+        }
+    }
+}
+
+/// The requests that are idle: see [`Requests::idle`].
+///
+/// # Invariants
+///
+/// The entries from `next` up to `end` are of an array that is borrowed for `'a`.
+pub struct Idle<'a, T> {
+    next: NonNull<Entry<T>>,
+    end: NonNull<Entry<T>>,
+    _requests: PhantomData<&'a mut Requests<T>>,
+}
+
+impl<T> Iterator for Idle<'_, T> {
+    type Item = Taken<T>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Taken<T>> {
+        while self.next != self.end {
+            let entry = self.next;
+            // SAFETY: By the type invariant this is an entry, of which one is behind it, or the
+            // end.
+            self.next = unsafe { entry.add(1) };
+            // SAFETY: By the type invariant the entry is valid; only its state is borrowed.
+            if unsafe { &(*entry.as_ptr()).state }.take() {
+                // INVARIANT: The request was idle, so there is no other `Taken`, and the array is
+                // not freed before it is idle again.
+                return Some(Taken(entry, PhantomData));
+            }
+        }
+        None
+    }
+}
+
+/// Exclusive access to a request of [`Requests`], and the owner of a request that is posted.
+/// Dropping it, in any context, makes the request idle.
+///
+/// Posting it to another QP than that which the request belongs to fails with `EINVAL`.
+///
+/// # Invariants
+///
+/// The entry is valid until it is idle, which it is not, and this is its only [`Taken`].
+/// Invariant in `T`.
+pub struct Taken<T>(NonNull<Entry<T>>, PhantomData<fn(T) -> T>);
+
+// SAFETY: It is exclusive access to its request.
+unsafe impl<T: Send> Send for Taken<T> {}
+// SAFETY: A shared one gives shared access to the request only.
+unsafe impl<T: Sync> Sync for Taken<T> {}
+
+impl<T> Taken<T> {
+    #[inline]
+    fn state(&self) -> &State {
+        // SAFETY: By the type invariant the entry is valid; only its state is borrowed.
+        unsafe { &(*self.0.as_ptr()).state }
+    }
+}
+
+impl<T> ops::Deref for Taken<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: By the type invariant the entry is valid, and there is no other `Taken`.
+        unsafe { &*(*self.0.as_ptr()).value.get() }
+    }
+}
+
+impl<T> ops::DerefMut for Taken<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: By the type invariant the entry is valid, and there is no other `Taken`.
+        unsafe { &mut *(*self.0.as_ptr()).value.get() }
+    }
+}
+
+impl<T> Drop for Taken<T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.state().put();
+    }
+}
+
+// SAFETY: The entry stays in place, as it is not idle. There is no other `Taken`; the request is
+// `Unpin`, so no other part of the kernel has its address.
+unsafe impl<T, const ID: u64> cqe::CqePointer<ID> for Taken<T>
+where
+    T: cqe::CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,
+{
+    #[inline]
+    fn into_ptr(self, _: cqe::Sealed) -> *mut T {
+        // The request is the first field of the entry.
+        ManuallyDrop::new(self).0.as_ptr().cast()
+    }
+
+    #[inline]
+    unsafe fn from_ptr(ptr: *mut T) -> Self {
+        // SAFETY: `ptr` is from `into_ptr`, as the caller promises: the address of an entry, which
+        // is not null.
+        // INVARIANT: `into_ptr` has consumed the only `Taken`.
+        let this = Self(unsafe { NonNull::new_unchecked(ptr.cast()) }, PhantomData);
+        this.state().hold();
+        this
+    }
+
+    #[inline]
+    fn may_post_to(&self, qp: QpId, _: cqe::Sealed) -> bool {
+        // SAFETY: By the type invariant the entry is valid, and this field does not change.
+        unsafe { (*self.0.as_ptr()).qp == qp }
+    }
+
+    #[inline]
+    unsafe fn note_post(ptr: *mut T, callback: *mut bindings::ib_cqe, queue: Queue) {
+        let entry: *mut Entry<T> = ptr.cast();
+        // SAFETY: `ptr` is from `into_ptr`, as the caller promises: the address of an entry, which
+        // is valid until the owner was taken back.
+        unsafe { &(*entry).state }.post(callback.expose_provenance(), queue);
+    }
+}
