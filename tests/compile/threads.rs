@@ -10,6 +10,7 @@ use rdma::{
     mr::Mr,
     pd::Pd,
     prelude::*,
+    qp::{Requests, Taken},
     rw::{Ctx, Rw},
     session::{
         tags::{Exchange, Reply, Tag, Tags},
@@ -71,6 +72,12 @@ fn requests() {
     send_only::<InFlight<core::cell::Cell<u32>>>();
     <Reusable<*mut u32> as Ambiguous<_>>::check();
     <InFlight<*mut u32> as Ambiguous<_>>::check();
+    send_and_sync::<Requests<u32>>();
+    send_and_sync::<Taken<u32>>();
+    send_and_sync::<Requests<core::cell::Cell<u32>>>();
+    send_only::<Taken<core::cell::Cell<u32>>>();
+    <Requests<*mut u32> as Ambiguous<_>>::check();
+    <Taken<*mut u32> as Ambiguous<_>>::check();
 }
 
 fn memory() {

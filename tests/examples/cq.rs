@@ -9,7 +9,11 @@ use rdma::{
         Outcome,
         Pad, //
     },
-    prelude::*, //
+    prelude::*,
+    qp::{
+        Requests,
+        Taken, //
+    }, //
 };
 
 #[derive(HasCqe)]
@@ -35,6 +39,64 @@ fn send_all(qp: &Qp<Softirq>, requests: &mut KVec<Reusable<Request>>) -> Result 
         qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
     }
     Ok(())
+}
+
+#[derive(HasCqe)]
+struct Command {
+    cqe: Cqe<Self>,
+    buf: Buf<ToDevice>,
+}
+
+impl CqeHandler for Command {
+    type Pointer = Taken<Self>;
+    type Needs = context::Atomic;
+
+    fn done(this: Taken<Self>, wc: &Wc, _cx: &context::Atomic) {
+        if let Err(e) = wc.result() {
+            pr_info!("{}\n", e.status);
+        }
+        // `this` is dropped: the request can be taken again.
+    }
+}
+
+fn alloc(qp: &Qp<Softirq>, pd: &Pd, count: usize, cx: &Sleepable) -> Result<Requests<Command>> {
+    let make = |_| {
+        Ok(Command {
+            cqe: Cqe::new(),
+            buf: Buf::alloc(pd, 4096, cx)?,
+        })
+    };
+    Requests::new(qp, count, make, cx)
+}
+
+fn send_idle(qp: &Qp<Softirq>, commands: &mut Requests<Command>) -> Result {
+    for command in commands.idle() {
+        qp.post_send(command, |c| Ok(SendWr::send([c.buf.whole()])))?;
+    }
+    Ok(())
+}
+
+/// Sends request number `tag`, or any, if none is given.
+fn send_one(qp: &Qp<Softirq>, commands: &mut Requests<Command>, tag: Option<usize>) -> Result {
+    let command = match tag {
+        Some(tag) if tag >= commands.count() => return Err(EINVAL),
+        Some(tag) => commands.take_at(tag),
+        None => commands.take(),
+    };
+    let command = command.ok_or(EBUSY)?;
+    Ok(qp.post_send(command, |c| Ok(SendWr::send([c.buf.whole()])))?)
+}
+
+/// Allocates a request for each of two QPs.
+fn alloc_pair(qps: [&Qp<Softirq>; 2], pd: &Pd, cx: &Sleepable) -> Result<Requests<Command>> {
+    let make = |index: usize| {
+        let command = Command {
+            cqe: Cqe::new(),
+            buf: Buf::alloc(pd, 4096, cx)?,
+        };
+        Ok((*qps.get(index).ok_or(EINVAL)?, command))
+    };
+    Requests::of_qps(qps.len(), make, cx)
 }
 
 fn poll(cq: &Cq<Direct>, finished: fn(InFlight<Request>, &Wc)) -> Result {

@@ -65,6 +65,7 @@ use rdma::{
     qp::{
         Batch,
         Chain,
+        Requests,
         SendRing, //
     },
     ratelimit::Ratelimit,
@@ -472,6 +473,22 @@ mod tests {
             let in_flight = kept.start().ok_or(EBUSY)?;
             drop(kept);
             drop(in_flight);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn request_of_an_array_is_taken() -> Result {
+        let null = Null::<Direct>::new()?;
+        let mut requests = Requests::new(&null.a, 2, |_| Counter::new(), &null.env.cx)?;
+        in_softirq(move || {
+            let request = Requests::take(&mut requests).ok_or(EBUSY)?;
+            check!(Requests::take_at(&mut requests, 0).is_none());
+            check_eq!(requests.idle().count(), 1);
+            drop(request);
+            let request = requests.take_at(0).ok_or(EBUSY)?;
+            drop(requests);
+            drop(request);
             Ok(())
         })
     }

@@ -8,6 +8,7 @@ use crate::{
         OVERRUN, //
     },
     fixture::{
+        both,
         wait,
         CountDrop,
         Counter,
@@ -29,7 +30,10 @@ use rdma::{
     qp::{
         Chain,
         InitAttr,
-        SendRing, //
+        QpContext,
+        Requests,
+        SendRing,
+        Taken, //
     },
     rw::{
         Ctx,
@@ -254,9 +258,146 @@ fn transfer_ends<C: Polled>() -> Result {
     is_removed(null)
 }
 
+/// A request of an array.
+#[derive(HasCqe)]
+struct Again<N: 'static> {
+    cqe: Cqe<Self>,
+    region: Region<Bidirectional>,
+    completed: Arc<Counter>,
+    flushed: Arc<Counter>,
+    _needs: PhantomData<fn() -> N>,
+}
+
+/// The context of a handler of [`Again`].
+trait Found: context::Context {
+    fn is_found(&self) -> bool;
+}
+
+impl Found for context::Atomic {
+    fn is_found(&self) -> bool {
+        true
+    }
+}
+
+impl Found for QpContext<Counter> {
+    fn is_found(&self) -> bool {
+        self.get().is_some()
+    }
+}
+
+impl<N: Found> CqeHandler for Again<N> {
+    type Pointer = Taken<Self>;
+    type Needs = N;
+
+    fn done(this: Taken<Self>, wc: &Wc, cx: &N) {
+        if cx.is_found() {
+            match wc.result() {
+                Ok(_) => this.completed.up(),
+                Err(_) => this.flushed.up(),
+            };
+        }
+    }
+}
+
+type Post<C, N> = fn(&Qp<C>, Taken<Again<N>>) -> core::result::Result<(), Error>;
+
+/// Requests of an array of which the device loses the first.
+fn requests_end<C: Polled + Provides<N>, N: Found>(post: Post<C, N>, completed: i32) -> Result {
+    let null = Null::<C>::with(&Caps::new(16, 16))?;
+    null.disconnect()?;
+    let Null { a, b, cq, env, dev } = null;
+    let (done, flushed) = (Counter::new()?, Counter::new()?);
+    // Where there can be one.
+    let _ = a.set_context(Counter::new()?, &env.cx);
+    let make = |_| {
+        Ok(Again {
+            cqe: Cqe::new(),
+            region: Region::new(Buf::alloc(&env.pd, 8, &env.cx)?, &env.cx)?,
+            completed: done.clone(),
+            flushed: flushed.clone(),
+            _needs: PhantomData,
+        })
+    };
+    let mut requests = Requests::new(&a, COUNT as usize, make, &env.cx)?;
+    dev.inject_qp(a.num(), HOLD_ONE)?;
+    for request in requests.idle() {
+        post(&a, request)?;
+    }
+    a.destroy(&env.cx)?;
+    check_eq!(
+        (done.get(), flushed.get()),
+        (completed, COUNT as i32 - completed)
+    );
+    check_eq!(requests.idle().count(), COUNT as usize);
+    drop((requests, b, cq));
+    is_removed(NullEnv { env, dev })
+}
+
+fn send<C: Polled + Provides<N>, N: Found>(qp: &Qp<C>, request: Taken<Again<N>>) -> Result {
+    let nowhere = Remote { addr: 0, rkey: 0 };
+    Ok(qp.post_send(request, |_| Ok(SendWr::rdma_write([], nowhere)))?)
+}
+
+fn recv<C: Polled + Provides<N>, N: Found>(qp: &Qp<C>, request: Taken<Again<N>>) -> Result {
+    Ok(qp.post_recv(request, |_| Ok(RecvWr::new([])))?)
+}
+
+fn register<C: Polled + Provides<N>, N: Found>(qp: &Qp<C>, request: Taken<Again<N>>) -> Result {
+    qp.post_send(request, |r| Ok(both(&r.region)))?;
+    Ok(())
+}
+
+fn chain<C: Polled + Provides<N>, N: Found>(qp: &Qp<C>, request: Taken<Again<N>>) -> Result {
+    let nowhere = Remote { addr: 0, rkey: 0 };
+    Ok(qp.post_chain(request, |_, chain: &mut Chain<'_, 2>| {
+        chain.push(SendWr::rdma_write([], nowhere))?;
+        chain.push(SendWr::rdma_write([], nowhere))
+    })?)
+}
+
 #[kunit_tests(rdma_lost_end)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_in_a_softirq() -> Result {
+        requests_end::<Softirq, context::Atomic>(send, COUNT as i32 - 1)
+    }
+
+    #[test]
+    fn requests_in_a_work_item() -> Result {
+        requests_end::<Workqueue, context::Atomic>(send, COUNT as i32 - 1)
+    }
+
+    #[test]
+    fn requests_at_a_caller() -> Result {
+        requests_end::<Direct, context::Atomic>(send, COUNT as i32 - 1)
+    }
+
+    #[test]
+    fn requests_with_a_context_in_a_softirq() -> Result {
+        requests_end::<Softirq, QpContext<Counter>>(send, COUNT as i32 - 1)
+    }
+
+    #[test]
+    fn registrations_of_requests_in_a_softirq() -> Result {
+        requests_end::<Softirq, context::Atomic>(register, COUNT as i32 - 1)
+    }
+
+    #[test]
+    fn chains_of_requests_in_a_work_item() -> Result {
+        requests_end::<UnboundWorkqueue, context::Atomic>(chain, COUNT as i32 - 1)
+    }
+
+    #[test]
+    fn receives_of_requests_in_a_softirq() -> Result {
+        requests_end::<Softirq, context::Atomic>(recv, 0)
+    }
+
+    #[test]
+    fn receives_of_requests_at_a_caller() -> Result {
+        requests_end::<Direct, context::Atomic>(recv, 0)
+    }
 
     #[test]
     fn exchanges_in_a_softirq() -> Result {

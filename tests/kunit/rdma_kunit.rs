@@ -98,6 +98,7 @@ suites! {
     ratelimit: suite_ratelimit,
     removal: suite_removal,
     repost: suite_repost,
+    requests: suite_requests,
     reservation: suite_reservation,
     rw: suite_rw,
     send: suite_send,
