@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Claiming that a closure may describe the invalidation of an exclusive region, though nobody knows
-//! whether it is `Send`.
+//! Claiming that a closure may describe the invalidation of an exclusive region, though nobody
+//! knows whether it is `Send`.
 
 use kernel::prelude::*;
 use rdma::{
