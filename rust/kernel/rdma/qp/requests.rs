@@ -4,7 +4,7 @@
 //!
 //! Most ULPs allocate their requests once, in an array. Here that is a [`Requests<T>`]: the
 //! requests are side by side in memory, in the order in which they are used. [`Requests::take`]
-//! returns an [`Taken<T>`], of which there is one at a time for each request, and which can own
+//! returns a [`Taken<T>`], of which there is one at a time for each request, and which can own
 //! a posted request as a `Pin<KBox<T>>` can. When the completion's handler drops it, that is one
 //! store, and the request can be taken again.
 //!
@@ -292,7 +292,7 @@ impl deferred::Teardown for Inner {
 /// # Invariants
 ///
 /// `entries` are those of `_array`, one at least, and `next` is the number of one of them. Only
-/// this takes requests that are idle. Invariant in `T`: an [`Taken`] gives access to the same
+/// this takes requests that are idle. Invariant in `T`: a [`Taken`] gives access to the same
 /// value, so neither may become one of a supertype.
 pub struct Requests<T> {
     _array: deferred::Deferred<Inner>,
