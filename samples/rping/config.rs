@@ -6,7 +6,7 @@
 //!
 //! | file         | content                                                                |
 //! |--------------|------------------------------------------------------------------------|
-//! | `addr`       | IPv4 or IPv6 address to listen on or to connect to                     |
+//! | `addr`       | address to listen on or to connect to; a link-local one as `fe80::1%3` |
 //! | `port`       | its port                                                               |
 //! | `size`       | bytes of a ping (client), up to 65535                                  |
 //! | `count`      | number of pings, 0 for no end (client)                                 |
@@ -30,7 +30,10 @@ use crate::{
     Rping, //
 };
 use core::{
-    net::Ipv4Addr,
+    net::{
+        Ipv4Addr,
+        SocketAddrV6, //
+    },
     num::NonZero,
     str::FromStr, //
 };
@@ -179,9 +182,54 @@ fn show(page: &mut [u8; PAGE_SIZE], value: Arguments<'_>) -> Result<usize> {
     Ok(text.bytes_written())
 }
 
+/// What can be written to the files, by their numbers.
+const TAKEN: [&str; 9] = [
+    "addr: an IPv4 or IPv6 address, with %NUMBER of its interface if it is link-local",
+    "port: 0 to 65535",
+    "size: 1 to 65535",
+    "count: 0 to 4294967295",
+    "context: direct, softirq, workqueue or unbound_workqueue",
+    "validate: 0 or 1",
+    "timeout_ms: 1 to 4294967295",
+    "listen: 0 or 1",
+    "connect: 0 or 1",
+];
+
+/// Reads what was written to a file, or says in the log what it takes.
+fn read<const ID: u64, T>(page: &[u8], from: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
+    from(page).inspect_err(|_| {
+        let text = core::str::from_utf8(page).map_or("no text", str::trim);
+        let taken = TAKEN.get(ID as usize).unwrap_or(&"");
+        pr_err!("{taken}; not {text:?}\n");
+    })
+}
+
 fn parse<T: FromStr>(page: &[u8]) -> Result<T> {
     let text = core::str::from_utf8(page).map_err(|_| EINVAL)?;
     text.trim().parse().map_err(|_| EINVAL)
+}
+
+/// Reads an address, of which one that is link-local has the number of its interface as well, as
+/// `fe80::1%3`.
+fn parse_addr(page: &[u8]) -> Result<SocketAddr> {
+    let text = core::str::from_utf8(page).map_err(|_| EINVAL)?;
+    let Some((ip, scope)) = text.trim().split_once('%') else {
+        return Ok(SocketAddr::new(parse(page)?, 0));
+    };
+    let (ip, scope) = (
+        ip.parse().map_err(|_| EINVAL)?,
+        scope.parse().map_err(|_| EINVAL)?,
+    );
+    Ok(SocketAddrV6::new(ip, 0, 0, scope).into())
+}
+
+fn show_addr(page: &mut [u8; PAGE_SIZE], addr: SocketAddr) -> Result<usize> {
+    match addr {
+        SocketAddr::V6(v6) if v6.scope_id() != 0 => {
+            show(page, fmt!("{:?}%{}\n", v6.ip(), v6.scope_id()))
+        }
+        _ => show(page, fmt!("{:?}\n", addr.ip())),
+    }
 }
 
 #[vtable]
@@ -191,7 +239,7 @@ impl<const ID: u64> AttributeOperations<ID> for Directory {
     fn show(Self(instance): &Self, page: &mut [u8; PAGE_SIZE]) -> Result<usize> {
         let (config, report) = (instance.config(), instance.report());
         match ID {
-            0 => show(page, fmt!("{:?}\n", config.addr.ip())),
+            0 => show_addr(page, config.addr),
             1 => show(page, fmt!("{}\n", config.addr.port())),
             2 => show(page, fmt!("{}\n", config.size.get())),
             3 => show(page, fmt!("{}\n", config.count)),
@@ -212,18 +260,22 @@ impl<const ID: u64> AttributeOperations<ID> for Directory {
     fn store(Self(instance): &Self, page: &[u8]) -> Result {
         let cx = Sleepable::current()?;
         match ID {
-            7 if kstrtobool_bytes(page)? => instance.listen(&cx),
-            8 if kstrtobool_bytes(page)? => instance.connect(&cx),
+            7 if read::<ID, _>(page, kstrtobool_bytes)? => instance.listen(&cx),
+            8 if read::<ID, _>(page, kstrtobool_bytes)? => instance.connect(&cx),
             7 | 8 => instance.stop(&cx),
             _ => instance.configure(|config| {
                 match ID {
-                    0 => config.addr.set_ip(parse(page)?),
-                    1 => config.addr.set_port(parse(page)?),
-                    2 => config.size = parse(page)?,
-                    3 => config.count = parse(page)?,
-                    4 => config.context = parse(page)?,
-                    5 => config.validate = kstrtobool_bytes(page)?,
-                    6 => config.timeout_ms = parse(page)?,
+                    0 => {
+                        let port = config.addr.port();
+                        config.addr = read::<ID, _>(page, parse_addr)?;
+                        config.addr.set_port(port);
+                    }
+                    1 => config.addr.set_port(read::<ID, _>(page, parse)?),
+                    2 => config.size = read::<ID, _>(page, parse)?,
+                    3 => config.count = read::<ID, _>(page, parse)?,
+                    4 => config.context = read::<ID, _>(page, parse)?,
+                    5 => config.validate = read::<ID, _>(page, kstrtobool_bytes)?,
+                    6 => config.timeout_ms = read::<ID, _>(page, parse)?,
                     _ => return Err(EPERM),
                 }
                 Ok(())

@@ -43,6 +43,20 @@ def ipv6():
         assert client.stats()["pings"] == 3
 
 
+@case("rping: a link-local address")
+def link_local():
+    shown = json.loads(sh("ip", "-j", "-6", "addr", "show", "dev", "rdma0").stdout)
+    interface = next(it for it in shown if it.get("ifname") == "rdma0")
+    local = next(it["local"] for it in interface["addr_info"] if it.get("scope") == "link")
+    addr = f"{local}%{interface['ifindex']}"
+    port = next(ports)
+    with Instance(addr=addr, port=port) as server, Instance(addr=addr, port=port, count=3) as client:
+        assert client.read("addr") == addr, client.read("addr")
+        server.write("listen", 1)
+        client.connect()
+        assert client.stats()["pings"] == 3, client.stats()
+
+
 @contextmanager
 def bond(addr):
     """Has the link rxe1 on a bond of bond_a, which is active, and bond_b, each with an address of its own."""
@@ -116,13 +130,17 @@ def bad_values():
     with Instance() as it:
         for name, value in (("port", "x"), ("port", 65536), ("size", 0), ("size", 1 << 30),
                             ("context", "hardirq"), ("addr", "300.1.1.1"), ("addr", "x"),
-                            ("validate", "maybe"), ("count", -1), ("listen", "x")):
+                            ("addr", "fe80::1%rdma0"), ("addr", "192.0.2.1%2"), ("timeout_ms", 0),
+                            ("validate", "maybe"), ("count", -1), ("listen", "x"), ("connect", "x")):
+            sh("dmesg", "-C")
             try:
                 it.write(name, value)
             except OSError as e:
                 assert e.errno in (errno.EINVAL, errno.ERANGE), f"{name}={value}: {e}"
             else:
                 raise AssertionError(f"{name}={value!r} was taken")
+            said = [line for line in sh("dmesg").stdout.splitlines() if "rdma_rping: " in line]
+            assert len(said) == 1 and f'{name}: ' in said[0] and f'not "{value}"' in said[0], f"{name}={value}: {said}"
     with listening() as (server, _):
         try:
             server.write("port", 1)
