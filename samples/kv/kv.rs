@@ -158,6 +158,15 @@ impl Client for Kv {
     fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
         let connections = module_parameters::connections.value();
         let operations = module_parameters::operations.value();
+        for (name, value) in [
+            ("memory", module_parameters::memory.value()),
+            ("server_port", module_parameters::server_port.value().into()),
+        ] {
+            if value == 0 {
+                pr_err!("{name}=0: 1 or more\n");
+                return Err(EINVAL);
+            }
+        }
         if connections == 0 {
             return Ok(());
         }

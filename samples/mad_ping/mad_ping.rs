@@ -173,10 +173,18 @@ impl Ends {
     /// come is counted; anything else that goes wrong is the end.
     fn ping(&self, method: Method, reader: &mut UserSliceReader) -> Result {
         let mut text = [0; 16];
-        let text = text.get_mut(..reader.len()).ok_or(EINVAL)?;
-        reader.read_slice(text)?;
-        let text = core::str::from_utf8(text).map_err(|_| EINVAL)?;
-        let count = text.trim().parse().map_err(|_| EINVAL)?;
+        let len = reader.len();
+        let text = match text.get_mut(..len) {
+            None => None,
+            Some(text) => {
+                reader.read_slice(text)?;
+                core::str::from_utf8(text).ok()
+            }
+        };
+        let Some(count) = text.and_then(|text| text.trim().parse().ok()) else {
+            pr_err!("a number of pings, and no other {len} bytes\n");
+            return Err(EINVAL);
+        };
         let cx = &Sleepable::current()?;
         let peer = self.peer(cx)?;
         for number in 0..count {

@@ -99,7 +99,10 @@ impl Client for Minimal {
             1 => hello::<Softirq>(client, at, |_, sent| sent.wait_for_completion()),
             2 => hello::<Workqueue>(client, at, |_, sent| sent.wait_for_completion()),
             3 => hello::<UnboundWorkqueue>(client, at, |_, sent| sent.wait_for_completion()),
-            _ => Err(EINVAL),
+            context => {
+                pr_err!("context={context}: 0 to 3, for direct, softirq, workqueue, unbound\n");
+                Err(EINVAL)
+            }
         }
     }
 }

@@ -23,7 +23,7 @@ use rdma::{
 };
 
 /// The number of records that are under way at once.
-const WINDOW: usize = 4;
+pub(crate) const WINDOW: usize = 4;
 
 /// For each record a write or a flush, and a receive for the advertisement.
 const CAPS: Caps = Caps::new(WINDOW as u32, 1);

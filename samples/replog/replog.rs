@@ -26,12 +26,21 @@ mod record;
 
 use follower::Log;
 use kernel::prelude::*;
-use leader::Leader;
+use leader::{
+    Leader,
+    WINDOW, //
+};
 use rdma::prelude::*;
-use record::Recovered;
+use record::{
+    Recovered,
+    MAX_RECORD, //
+};
 
 /// The size of a log, in bytes.
 const LOG: usize = 256 * 1024;
+
+/// The number of records that a log has room for in any case, those under way included.
+const MOST: u64 = (LOG / MAX_RECORD).saturating_sub(WINDOW) as u64;
 
 struct Replog;
 
@@ -61,10 +70,21 @@ impl Client for Replog {
 
     fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
         let (mut acknowledged, mut recovered, mut bytes) = (0u64, 0u64, 0usize);
-        for n in 0..u64::from(module_parameters::rounds.value()) {
+        let (first, rounds) = (
+            u64::from(module_parameters::records.value()),
+            u64::from(module_parameters::rounds.value()),
+        );
+        if rounds == 0 {
+            pr_err!("rounds=0: 1 or more\n");
+            return Err(EINVAL);
+        }
+        if first.saturating_add(rounds) > MOST {
+            pr_err!("records={first} rounds={rounds}: the log has room for {MOST} of both\n");
+            return Err(EINVAL);
+        }
+        for n in 0..rounds {
             // Each round ends at another record.
-            let records = n.saturating_add(module_parameters::records.value().into());
-            let (count, found) = round(client, records, cx)?;
+            let (count, found) = round(client, first.saturating_add(n), cx)?;
             if !found.right || found.records < count {
                 pr_err!("{count} records were acknowledged, there are {found:?}\n");
                 return Err(EBADMSG);

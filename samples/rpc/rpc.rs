@@ -36,6 +36,9 @@ use proto::{
 };
 use rdma::prelude::*;
 
+/// The most clients.
+const MOST: u32 = 1000;
+
 struct Rpc;
 
 /// The operation of call `number`, and its length: from one byte to all, each multiple of a page
@@ -51,8 +54,7 @@ fn run(client: &ClientRef, clients: u32, calls: u32, cx: &Sleepable) -> Result<u
     let (dev, ip) = client.first_device_with_addr(cx)?;
     let addr = SocketAddr::new(ip, 7177);
     let pd = Pd::alloc(&dev, cx)?;
-    let connections = clients.checked_add(1).ok_or(EINVAL)?;
-    let listener = server::serve(client, addr, connections, &pd, cx)?;
+    let listener = server::serve(client, addr, clients.saturating_add(1), &pd, cx)?;
     let mut callers = KVec::with_capacity(clients as usize, GFP_KERNEL)?;
     for _ in 0..clients {
         callers.push(Caller::connect(client, addr, &pd, cx)?, GFP_KERNEL)?;
@@ -95,6 +97,14 @@ impl Client for Rpc {
             module_parameters::clients.value(),
             module_parameters::calls.value(),
         );
+        if calls == 0 {
+            pr_err!("calls=0: 1 or more\n");
+            return Err(EINVAL);
+        }
+        if !(1..=MOST).contains(&clients) {
+            pr_err!("clients={clients}: 1 to {MOST}\n");
+            return Err(EINVAL);
+        }
         let bytes = run(client, clients, calls, cx)?;
         pr_info!("{clients} clients made {calls} calls, of {bytes} bytes\n");
         Ok(())

@@ -128,23 +128,37 @@ fn show(server: &Started, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_fmt(fmt!("qpn {} gid {gid}\n", server.qp.num()))
 }
 
-/// `COUNT`, or `COUNT QPN GID` of another server.
+/// Reads `COUNT`, or `COUNT QPN GID` of another server.
+fn parse(text: &[u8]) -> Option<(u32, Option<(u32, Gid)>)> {
+    let mut words = core::str::from_utf8(text).ok()?.split_ascii_whitespace();
+    let count = words.next()?.parse().ok()?;
+    let peer = match words.next() {
+        None => None,
+        Some(qpn) => {
+            let ip: Ipv6Addr = words.next()?.parse().ok()?;
+            Some((qpn.parse().ok()?, Gid(ip.octets())))
+        }
+    };
+    words.next().is_none().then_some((count, peer))
+}
+
+/// Asks as many times as was written, this server or another.
 fn ask(server: &Started, reader: &mut UserSliceReader) -> Result {
     let mut text = [0; 80];
-    let text = text.get_mut(..reader.len()).ok_or(EINVAL)?;
-    reader.read_slice(text)?;
-    let text = core::str::from_utf8(text).map_err(|_| EINVAL)?;
-    let mut words = text.split_ascii_whitespace();
-    let count = words.next().and_then(|w| w.parse().ok()).ok_or(EINVAL)?;
-    let from = own_gid(server.pd.device())?;
-    let (qpn, to) = match (words.next(), words.next()) {
-        (None, None) => (server.qp.num(), from.gid()),
-        (Some(qpn), Some(to)) => {
-            let ip: Ipv6Addr = to.parse().map_err(|_| EINVAL)?;
-            (qpn.parse().map_err(|_| EINVAL)?, Gid(ip.octets()))
+    let len = reader.len();
+    let asked = match text.get_mut(..len) {
+        None => None,
+        Some(text) => {
+            reader.read_slice(text)?;
+            parse(text)
         }
-        _ => return Err(EINVAL),
     };
+    let Some((count, peer)) = asked else {
+        pr_err!("ask: COUNT, or COUNT QPN GID, and no other {len} bytes\n");
+        return Err(EINVAL);
+    };
+    let from = own_gid(server.pd.device())?;
+    let (qpn, to) = peer.unwrap_or((server.qp.num(), from.gid()));
     let cx = &Sleepable::current()?;
     let to = Arc::new(Ah::resolve(&server.pd, &from, to, cx)?, GFP_KERNEL)?;
     client::ask(&server.pd, &to, qpn, count, &server.stats, cx)

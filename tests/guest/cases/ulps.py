@@ -63,6 +63,50 @@ def without_address():
                 assert f"rdma_{name}: {said}" in log, f"{name} does not say so: {log}"
 
 
+BAD = {
+    "minimal": ("context=4", "context=256", "context=x"),
+    "replog": ("rounds=0", "rounds=4294967295", "rounds=-1", "records=960", "records=4294967295", "records=x"),
+    "rpc": ("calls=0", "calls=-1", "clients=0", "clients=1001", "clients=4294967295", "clients=x"),
+    "kv": ("port=65536", "server=x", "server_port=0", "server_port=65536", "connections=-1", "operations=x",
+           "memory=0", "memory=x"),
+}
+
+
+def said_by(name):
+    """What a module has said since the log was cleared."""
+    return [line for line in sh("dmesg").stdout.splitlines() if f"rdma_{name}: " in line]
+
+
+for n, values in BAD.items():
+    @case(f"{n}: a bad value is refused, and one line says why", n, values)
+    def bad_parameter(name, values):
+        for value in values:
+            sh("dmesg", "-C")
+            ended = subprocess.run(["insmod", BUILD / FLAVOUR / f"rdma_{name}.ko", value], capture_output=True,
+                                   check=False, text=True, timeout=60)
+            assert "Invalid" in ended.stderr or "out of range" in ended.stderr, f"{value}: {ended}"
+            said = said_by(name)
+            assert len(said) == 1 and value.split("=")[0] in said[0], f"{value}: {said}"
+
+
+for c, f in ((UdEcho, "ask"), (MadPing, "answered"), (MadPing, "unanswered")):
+    @case(f"{c.module[5:]}: a bad number is refused, and one line says why: {f}", c, f)
+    def bad_number(files, file):
+        with module(files.module):
+            for value in "x", "-1", "4294967296", "1 2", "1 x ::", "9" * 100, "":
+                sh("dmesg", "-C")
+                try:
+                    files().write(file, value)
+                except OSError as e:
+                    assert e.errno == errno.EINVAL, f"{value}: {e}"
+                else:
+                    # The kernel does not pass on what is empty.
+                    assert not value, f"{value} was taken"
+                    continue
+                said = said_by(files.module[5:])
+                assert len(said) == 1, f"{value}: {said}"
+
+
 @case("mad_ping: rdma link delete while it waits")
 def mad_ping_removal():
     def ping():
