@@ -119,7 +119,13 @@ help:
 	@echo '                 a plain build without the sandbox, if that kernel has Rust metadata; with NVME_SRC=, the'
 	@echo '                 source of that kernel, the drivers of NVMe as well'
 
+ifneq ($(filter-out x86 x86_64 arm64,$(ARCH)),)
+$(error ARCH=$(ARCH): there is arm64, and x86_64 without it)
+endif
 ifeq ($(ARCH),arm64)
+ifneq ($(filter-out help modules test update clean distclean,$(or $(MAKECMDGOALS),help)),)
+$(error ARCH=arm64 is for make modules and make test)
+endif
 modules:
 	@$(sandbox) scripts/build arm64 modules TESTS=
 
@@ -146,20 +152,13 @@ kunit:
 	@$(sandbox) $(tally) scripts/kunit '$(SUITE)'
 
 random:
-	@$(sandbox) bash -c '. scripts/lib.sh; { \
-		scripts/random $(if $(SEED),seed=$(SEED)) $(if $(STEPS),steps=$(STEPS)) || :; \
-		for device in rxe siw; do \
-			scripts/random --device $$device $(if $(SEED),seed=$(SEED)) steps=$(or $(STEPS),2000) \
-				round=500 || :; \
-		done; \
-		scripts/random --unload 20 $(if $(SEED),--seed $(SEED)) || :; \
-		scripts/random --unload 20 --device rxe $(if $(SEED),--seed $(SEED)) || :; } | tally'
+	@$(sandbox) $(tally) scripts/random --all $(if $(SEED),--seed $(call quoted,SEED)) $(if $(STEPS),--steps $(call quoted,STEPS))
 
 faults:
 	@$(sandbox) $(tally) scripts/faults
 
 storms:
-	@$(sandbox) scripts/storms $(if $(SEED),--seed $(SEED))
+	@$(sandbox) scripts/storms $(if $(SEED),--seed $(call quoted,SEED))
 
 # The environment may have a HOST that is something else.
 given = $(if $(filter command,$(origin $(1))),--$(2) $(call quoted,$(1)))
@@ -175,7 +174,7 @@ races rt:
 	@$(sandbox) scripts/$@ $(if $(SUITE),'$(SUITE)')
 
 fuzz:
-	@$(sandbox) scripts/fuzz $(SEED)
+	@$(sandbox) scripts/fuzz $(if $(SEED),$(call quoted,SEED))
 
 vm:
 	@$(sandbox) sh -c 'scripts/build stock && scripts/vm'
@@ -195,6 +194,7 @@ quoted = '$(subst ','\'',$(value $(1)))'
 # A shell that is not bash leaves the ~ in DIR=~/hello to others.
 ulp-dir = $(patsubst ~/%,$(HOME)/%,$(or $(DIR),$(error say where: make ulp NAME=hello DIR=...)))
 ulp:
+	@$(sandbox) scripts/ulp name $(call quoted,NAME)
 	@mkdir -p '$(ulp-dir)'
 	@ULP='$(ulp-dir)' $(sandbox) scripts/ulp new $(call quoted,NAME)
 

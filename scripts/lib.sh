@@ -28,6 +28,11 @@ need() {
 	done
 }
 
+# number NAME VALUE: a seed or a count is one that 64 bits hold.
+number() {
+	[[ $2 =~ ^[0-9]{1,19}$ ]] || die "$1=$2: a number of 19 digits at most is wanted"
+}
+
 # room DIR MIB: DIR's file system has that much space.
 room() {
 	local free
@@ -48,10 +53,11 @@ locked() {
 
 # A line that shows how long a step takes: rewritten on a terminal, every 30 s elsewhere.
 ticker() {
-	local title=$1 log=$2 lines=$3 begin=$SECONDS every=30 form='  %s: %s s%s\n' done_ part=
+	local title=$1 log=$2 lines=$3 begin=$SECONDS every=30 form='  %s: %s s%s\n' done_ part='' never
 	[[ -t 2 ]] && every=1 form='\r\033[K  %s: %s s%s'
-	# The last sleep outlives the step: it must not keep a pipe that somebody reads to its end.
-	while sleep "$every" &>/dev/null && kill -0 $$ 2>/dev/null; do
+	# A sleep would outlive the step, with the pipes that it has of its callers: nothing comes from this one.
+	exec {never}<> <(:)
+	while ! read -rt "$every" -u "$never" && kill -0 $$ 2>/dev/null; do
 		done_=$(wc -l <"$log")
 		((lines == 0)) || part=", $((done_ * 100 / lines > 99 ? 99 : done_ * 100 / lines)) %"
 		# shellcheck disable=SC2059
