@@ -29,6 +29,18 @@ def first():
     up()
 
 
+if STOCK and FLAVOUR != "arm64":
+    @case("vm: what a shell says first is true")
+    def greeting():
+        said = sh("/rdma-rs/tests/guest/greet").stdout
+        # Its commands, as somebody types them, and the tools that it names.
+        commands = [line for line in said.splitlines() if line.startswith("  ")]
+        assert len(commands) == 4 and "rxe0" in said and "192.0.2.1/24" in said, said
+        sh("bash", "-ec", "\n".join(commands), cwd="/rdma-rs")
+        sh("bash", "-ec", "rmmod rdma_minimal; rmdir /sys/kernel/config/rdma_rping/s")
+        sh("bash", "-ec", "less --version; nano --version; perf --version; tcpdump --version; bpftrace --version")
+
+
 @case(f"modules: unload and load {RELOADS} times")
 def reload_often():
     reload(RELOADS)
