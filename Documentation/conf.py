@@ -7,10 +7,23 @@ from pathlib import Path
 from docutils import nodes
 from sphinx import addnodes
 
+TOP = Path(__file__).resolve().parent.parent
+
 project = "rdma-rs"
+copyright = "2026, rdma-rs authors, GPL-2.0"        # pylint: disable=redefined-builtin
+# That of the module.
+version = release = re.search(r"version=([^\\]+)", (TOP / "rust/kernel/rdma/rdma.rs").read_text())[1]
 exclude_patterns = []
+html_title = f"rdma-rs {version}: RDMA in Rust in the Linux kernel"
 html_theme = "alabaster"
-html_theme_options = {"page_width": "1100px"}
+html_theme_options = {
+    "description": "RDMA in Rust in the Linux kernel",
+    "extra_nav_links": {"Crate documentation (rustdoc)": "rust/rdma/index.html"},
+    "page_width": "1100px",
+}
+html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
+html_static_path = ["style.css"]
+html_css_files = ["style.css"]
 html_copy_source = False
 html_show_sphinx = False
 highlight_language = "none"

@@ -15,6 +15,41 @@
 //! - Peers access memory only through a registration, which the memory outlives: [`mr`].
 //!
 //! Parts that protocols build on top of that are in [`session`].
+//!
+//! # Examples
+//!
+//! A message that is sent, and comes back when it was:
+//!
+//! ```
+//! use rdma::prelude::*;
+//!
+//! #[derive(HasCqe)]
+//! struct Message {
+//!     cqe: Cqe<Self>,
+//!     buf: Buf<ToDevice>,
+//! }
+//!
+//! impl CqeHandler for Message {
+//!     type Pointer = Pin<KBox<Self>>;
+//!     type Needs = context::Atomic;
+//!
+//!     /// The message is ours again, and is dropped.
+//!     fn done(_this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
+//!         match wc.result() {
+//!             Ok(_) => pr_info!("sent\n"),
+//!             Err(e) => pr_err!("{}\n", e.status),
+//!         }
+//!     }
+//! }
+//!
+//! /// The queue owns the message from here on, until it has completed.
+//! fn send(qp: &Qp<Softirq>, pd: &Pd, text: &[u8], cx: &Sleepable) -> Result {
+//!     let mut buf = Buf::alloc(pd, text.len(), cx)?;
+//!     buf.cpu().copy_from_slice(text);
+//!     let message = KBox::pin(Message { cqe: Cqe::new(), buf }, GFP_KERNEL)?;
+//!     Ok(qp.post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))?)
+//! }
+//! ```
 
 #![warn(clippy::unwrap_used)]
 
