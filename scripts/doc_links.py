@@ -48,7 +48,7 @@ def lead(root, source):
                 yield f"{path.relative_to(root)}: {name} is not in the kernel's source"
         text = re.sub(r'href="srctree/([^"#]+)', rf'href="{TREE}\1?h={tag}', text)
         back = os.path.relpath(root / "index.html", path.parent)
-        text = re.sub(r"(<body[^>]*>)", rf'\1<p style="margin:8px"><a href="{back}">rdma-rs: guides</a></p>', text, count=1)
+        text = re.sub(r'(<section id="main-content"[^>]*>)', rf'\1<p><a href="{back}">rdma-rs: all guides</a></p>', text, count=1)
         path.write_text(text)
 
 

@@ -134,12 +134,31 @@ impl kernel::Module for Module {
 // names, so the module loader refuses a module that was built against another build. `modinfo`
 // shows the hash as `rdma_build` and the crate's version as `rdma_version`, of each ULP too.
 
+/// The version of the crate, which packages and pages take from here.
+macro_rules! version {
+    () => {
+        "0.1.0"
+    };
+}
+
+#[cfg(MODULE)]
+const VERSION: &str = concat!("version=", version!(), "\0");
+
 #[cfg(MODULE)]
 #[link_section = ".modinfo"]
 #[used(compiler)]
-static MODINFO: [u8; 14] = *b"version=0.1.0\0";
+static MODINFO: [u8; VERSION.len()] = match VERSION.as_bytes().first_chunk() {
+    Some(info) => *info,
+    None => [0; VERSION.len()],
+};
 
-const INFO: &str = concat!("rdma_version=0.1.0\0rdma_build=", env!("RDMA_BUILD"), "\0");
+const INFO: &str = concat!(
+    "rdma_version=",
+    version!(),
+    "\0rdma_build=",
+    env!("RDMA_BUILD"),
+    "\0"
+);
 
 /// The entries of `.modinfo`, each with a zero at its end.
 #[doc(hidden)]
