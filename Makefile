@@ -177,7 +177,7 @@ fuzz:
 	@$(sandbox) scripts/fuzz $(if $(SEED),$(call quoted,SEED))
 
 vm:
-	@$(sandbox) sh -c 'scripts/build stock && scripts/vm'
+	@$(sandbox) scripts/vm
 
 deb:
 	@git archive HEAD | $(sandbox) scripts/deb
