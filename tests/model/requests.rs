@@ -2,15 +2,21 @@
 
 //! A request of an array has one user at a time, and the array is freed when none is in use.
 
-use crate::{cqe::Queue, requests_state::State};
+use crate::{
+    cqe::Queue,
+    requests_state::{Callback, State, FREE_BITS},
+};
 use loom::{cell::UnsafeCell, sync::Arc, thread};
 
 const FREE: u32 = u32::MAX;
-const CALLBACK: usize = 8;
+/// Numbers of QPs.
+const A: u64 = 1 << FREE_BITS;
+const B: u64 = 2 << FREE_BITS;
+const CALLBACK: Callback<()> = Callback::At(8);
 
 /// A request.
 struct Entry {
-    state: State,
+    state: State<()>,
     value: UnsafeCell<u32>,
 }
 
@@ -42,10 +48,10 @@ impl Entry {
     }
 }
 
-/// Posts the request, which the caller holds; its handler runs in another thread.
-fn post(entry: &Arc<Entry>) -> thread::JoinHandle<()> {
+/// Posts the request to this QP, which the caller holds; its handler runs in another thread.
+fn post(entry: &Arc<Entry>, qp: u64) -> thread::JoinHandle<()> {
     entry.touch();
-    entry.state.post(CALLBACK, Queue::Send);
+    entry.state.post(qp, Queue::Send, CALLBACK);
     let entry = entry.clone();
     thread::spawn(move || {
         entry.state.hold();
@@ -60,9 +66,9 @@ fn idle_request_is_taken_again() {
         let entry = Entry::new();
         assert!(entry.state.take());
         assert!(!entry.state.take());
-        let mut handlers = vec![post(&entry)];
+        let mut handlers = vec![post(&entry, A)];
         if entry.state.take() {
-            handlers.push(post(&entry));
+            handlers.push(post(&entry, A));
         }
         for handler in handlers {
             handler.join().unwrap();
@@ -76,7 +82,7 @@ fn array_is_freed_when_all_are_idle() {
     loom::model(|| {
         let entry = Entry::new();
         assert!(entry.state.take());
-        let handler = post(&entry);
+        let handler = post(&entry, A);
         let freed = entry.free_if_idle();
         handler.join().unwrap();
         assert!(freed || entry.free_if_idle());
@@ -87,21 +93,62 @@ fn array_is_freed_when_all_are_idle() {
 fn lost_request_is_taken_once() {
     loom::model(|| {
         let entry = Entry::new();
-        assert!(entry.state.take_lost(|_| true).is_none());
+        let take_lost = |queue| entry.state.take_lost(A, |of| of == queue);
+        assert!(take_lost(Queue::Recv).is_none());
         assert!(entry.state.take());
         // What is held is not lost.
-        assert!(entry.state.take_lost(|_| true).is_none());
+        assert!(take_lost(Queue::Recv).is_none());
         entry.touch();
-        entry.state.post(CALLBACK, Queue::Recv);
-        assert!(entry.state.is_posted(|queue| queue == Queue::Recv));
-        assert!(entry
-            .state
-            .take_lost(|queue| queue == Queue::Send)
-            .is_none());
-        let lost = entry.state.take_lost(|queue| queue == Queue::Recv);
-        assert!(matches!(lost, Some((CALLBACK, Queue::Recv))));
-        assert!(!entry.state.is_posted(|_| true));
+        entry.state.post(A, Queue::Recv, CALLBACK);
+        assert!(entry.state.is_posted(A, |queue| queue == Queue::Recv));
+        assert!(!entry.state.is_posted(B, |_| true));
+        assert!(take_lost(Queue::Send).is_none());
+        let lost = take_lost(Queue::Recv);
+        assert!(matches!(lost, Some((Callback::At(8), Queue::Recv))));
+        assert!(!entry.state.is_posted(A, |_| true));
         entry.state.put();
         assert!(entry.free_if_idle());
+    });
+}
+
+#[test]
+fn request_of_another_qp_is_not_taken() {
+    loom::model(|| {
+        let entry = Entry::new();
+        assert!(entry.state.take());
+        post(&entry, A).join().unwrap();
+        // QP A has ended. Another thread goes on with B.
+        let other = {
+            let entry = entry.clone();
+            thread::spawn(move || {
+                assert!(entry.state.take());
+                post(&entry, B).join().unwrap();
+            })
+        };
+        assert!(entry.state.take_lost(A, |_| true).is_none());
+        other.join().unwrap();
+        assert!(entry.free_if_idle());
+    });
+}
+
+#[test]
+fn callback_elsewhere_is_found() {
+    loom::model(|| {
+        let entry = Entry::new();
+        let mut callback = ();
+        let address = core::ptr::from_mut(&mut callback) as usize;
+        assert!(entry.state.take());
+        let poster = {
+            let entry = entry.clone();
+            thread::spawn(move || {
+                let callback = Callback::Elsewhere(address as *mut ());
+                entry.state.post(A, Queue::Send, callback);
+            })
+        };
+        // Whoever finds the request finds its callback.
+        if let Some((callback, _)) = entry.state.take_lost(A, |_| true) {
+            assert!(matches!(callback, Callback::Elsewhere(at) if at as usize == address));
+        }
+        poster.join().unwrap();
     });
 }

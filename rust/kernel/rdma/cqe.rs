@@ -164,8 +164,7 @@ pub enum Queue {
 pub struct Sealed(pub(crate) ());
 
 /// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners,
-/// [`InFlight<T>`](crate::reuse::InFlight) and [`Taken<T>`](crate::qp::Taken) for those that are
-/// used again, `Arc<T>` for shared ones.
+/// [`Taken<T>`](crate::qp::Taken) for those that are used again, `Arc<T>` for shared ones.
 ///
 /// Exclusive owners are `Unpin`: the address of a pinned object, such as a lock, a work item or a
 /// file in debugfs, may be known elsewhere. It goes into an `Arc`, or into a box of its own.
@@ -178,7 +177,7 @@ pub struct Sealed(pub(crate) ());
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
-    note = "a request is owned by a `Pin<KBox<T>>` or an `InFlight<T>` with a `T: Send + Unpin`,",
+    note = "a request is owned by a `Pin<KBox<T>>` or a `Taken<T>` with a `T: Send + Unpin`,",
     note = "or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
 )]
 pub unsafe trait CqePointer<const ID: u64>:
@@ -196,7 +195,8 @@ pub unsafe trait CqePointer<const ID: u64>:
     #[doc(hidden)]
     unsafe fn from_ptr(ptr: *mut Self::Target) -> Self;
 
-    /// Returns whether requests of the owner may be posted to this QP.
+    /// Returns whether requests of the owner may be posted to this QP. Kernels without debug
+    /// assertions do not look.
     #[doc(hidden)]
     #[inline]
     fn may_post_to(&self, qp: QpId, _: Sealed) -> bool {
@@ -204,15 +204,21 @@ pub unsafe trait CqePointer<const ID: u64>:
         true
     }
 
-    /// Notes that a request of the owner is about to be posted, with this callback.
+    /// Notes that a request of the owner is about to be posted to a queue of this QP, with this
+    /// callback.
     ///
     /// # Safety
     ///
     /// `ptr` comes from `into_ptr`, and was not taken back.
     #[doc(hidden)]
     #[inline]
-    unsafe fn note_post(ptr: *mut Self::Target, callback: *mut bindings::ib_cqe, queue: Queue) {
-        let _ = (ptr, callback, queue);
+    unsafe fn note_post(
+        ptr: *mut Self::Target,
+        qp: QpId,
+        queue: Queue,
+        callback: *mut bindings::ib_cqe,
+    ) {
+        let _ = (ptr, qp, queue, callback);
     }
 
     /// Gives up the owner for the address of its callback.
@@ -247,12 +253,17 @@ pub unsafe trait CqePointer<const ID: u64>:
     /// `cqe` comes from `into_cqe` of the same type, and was not taken back.
     #[doc(hidden)]
     #[inline]
-    unsafe fn note_cqe(cqe: *mut bindings::ib_cqe, callback: *mut bindings::ib_cqe, queue: Queue) {
+    unsafe fn note_cqe(
+        cqe: *mut bindings::ib_cqe,
+        qp: QpId,
+        queue: Queue,
+        callback: *mut bindings::ib_cqe,
+    ) {
         // SAFETY: `cqe` is from `into_cqe` and was not taken back, as the caller promises. So it is
         // an address from `into_ptr`, plus this offset.
         unsafe {
             let ptr = cqe.byte_sub(offset::<Self::Target, ID>()).cast();
-            Self::note_post(ptr, callback, queue);
+            Self::note_post(ptr, qp, queue, callback);
         }
     }
 

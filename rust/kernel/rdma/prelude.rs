@@ -44,6 +44,8 @@ pub use crate::mr::SharedRegion;
 pub use crate::pd::Pd;
 pub use crate::qp::Caps;
 pub use crate::qp::Qp;
+pub use crate::qp::Requests;
+pub use crate::qp::Taken;
 pub use crate::reuse::InFlight;
 pub use crate::reuse::Reusable;
 pub use crate::sg::SgBuf;

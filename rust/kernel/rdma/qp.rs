@@ -883,12 +883,12 @@ impl QpPriv {
     }
 
     /// Returns the list of the requests that belong to the QP.
-    fn requests(&self) -> Result<Arc<requests::RequestList>> {
+    fn requests(&self, qp: QpId) -> Result<Arc<requests::RequestList>> {
         let mut requests = self.requests.lock();
         if let Some(list) = &*requests {
             return Ok(list.clone());
         }
-        let list = requests::RequestList::new()?;
+        let list = requests::RequestList::new(qp)?;
         *requests = Some(list.clone());
         Ok(list)
     }

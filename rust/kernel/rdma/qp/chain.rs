@@ -476,7 +476,7 @@ impl AnyQp {
         chain.reads |= reads;
         let cqe = owner.into_cqe(cqe::Sealed(()));
         // SAFETY: The owner was just given up for this address.
-        unsafe { P::note_cqe(cqe, cqe, Queue::Send) };
+        unsafe { P::note_cqe(cqe, self.target.qp_id, Queue::Send, cqe) };
         // SAFETY: The owner is the queue's until `done`.
         let posted = unsafe { chain.post(Some(cqe)) };
         // SAFETY: The requests were made of the owner, and the last, signaled one has its callback.

@@ -154,7 +154,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 let target = &self.any.target;
                 let guard = O::lock(&undo, target);
                 let callback = O::callback::<P::Target, ID>(&undo, cqe);
-                P::note_cqe(cqe, callback, Queue::Send);
+                P::note_cqe(cqe, target.qp_id, Queue::Send, callback);
                 wr::end(wr, callback);
                 debug::set_qp_of(target.raw.as_ptr(), cqe);
                 let ret = trace::Queue::post_one(target.post_send, target.raw.as_ptr(), wr);
@@ -250,7 +250,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             let cqe = owner.into_cqe(cqe::Sealed(()));
             raw.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             // SAFETY: The owner was just given up for this address.
-            unsafe { P::note_cqe(cqe, cqe, Queue::Recv) };
+            unsafe { P::note_cqe(cqe, self.any.target.qp_id, Queue::Recv, cqe) };
             let qp = self.any.target.raw.as_ptr();
             debug::set_qp_of(qp, cqe);
             // SAFETY: The request was just written, and its memory is kept by the owner, which is

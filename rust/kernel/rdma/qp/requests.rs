@@ -14,7 +14,7 @@
 //! # Examples
 //!
 //! ```
-//! use rdma::{prelude::*, qp::{Requests, Taken}};
+//! use rdma::prelude::*;
 //!
 //! #[derive(HasCqe)]
 //! struct Request {
@@ -73,6 +73,7 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
+    hint,
     ops, //
 };
 use kernel::{
@@ -86,20 +87,28 @@ use kernel::{
     },
     time, //
 };
-use state::State;
+use state::Callback;
+
+/// The state of a request.
+type State = state::State<bindings::ib_cqe>;
+
+/// The number of QPs that an entry names: with debug assertions that which it belongs to.
+const NAMED: usize = cfg!(debug_assertions) as usize;
 
 /// A request, and what belongs to it. The request is first: its address is that of both.
 #[repr(C)]
 struct Entry<T> {
     value: UnsafeCell<T>,
     state: State,
-    qp: QpId,
+    qp: [QpId; NAMED],
 }
+
+const _: () = assert!(QpId::FREE_BITS == state::FREE_BITS);
 
 /// The requests of an array, whatever they are.
 trait Entries: Send + Sync {
-    /// Returns the state of a request; `None` if there are not so many.
-    fn state(&self, index: usize) -> Option<&State>;
+    /// Returns the address of a request, and its state; `None` if there are not so many.
+    fn entry(&self, index: usize) -> Option<(*mut c_void, &State)>;
 }
 
 struct Array<T>(KVVec<Entry<T>>);
@@ -110,8 +119,9 @@ unsafe impl<T: Send> Send for Array<T> {}
 unsafe impl<T: Send> Sync for Array<T> {}
 
 impl<T: Send> Entries for Array<T> {
-    fn state(&self, index: usize) -> Option<&State> {
-        self.0.get(index).map(|entry| &entry.state)
+    fn entry(&self, index: usize) -> Option<(*mut c_void, &State)> {
+        let entry = self.0.get(index)?;
+        Some((entry.value.get().cast(), &entry.state))
     }
 }
 
@@ -129,40 +139,43 @@ struct Run {
 unsafe impl Send for Run {}
 
 impl Run {
-    fn states(&self) -> impl Iterator<Item = &State> {
+    fn entries(&self) -> impl Iterator<Item = (*mut c_void, &State)> {
         // SAFETY: By the type invariant the array is valid.
         let entries = unsafe { self.entries.as_ref() };
-        self.range.clone().filter_map(|index| entries.state(index))
+        self.range.clone().filter_map(|index| entries.entry(index))
     }
 }
 
 /// The requests of a QP. An array takes its own out before it is freed.
 #[pin_data]
 pub(super) struct RequestList {
+    qp: QpId,
     #[pin]
     runs: Mutex<KVec<Run>>,
 }
 
 impl RequestList {
-    pub(super) fn new() -> Result<Arc<Self>> {
+    pub(super) fn new(qp: QpId) -> Result<Arc<Self>> {
         let list = pin_init!(Self {
+            qp,
             runs <- new_mutex!(KVec::new(), "rdma::Qp::requests"),
         });
         Arc::pin_init(list, GFP_KERNEL)
     }
 
-    /// Returns whether a request is posted to a queue that `of` selects.
+    /// Returns whether a request is posted to a queue of the QP that `of` selects.
     pub(super) fn is_posted(&self, of: impl Fn(Queue) -> bool) -> bool {
         let runs = self.runs.lock();
-        let mut states = runs.iter().flat_map(Run::states);
-        states.any(|state| state.is_posted(&of))
+        let mut entries = runs.iter().flat_map(Run::entries);
+        entries.any(|(_, state)| state.is_posted(self.qp.get(), &of))
     }
 
-    /// Gives `complete` the callback of each request that is posted to a queue that `of` selects.
+    /// Gives `complete` the callback of each request that is posted to a queue of the QP that `of`
+    /// selects.
     ///
     /// # Safety
     ///
-    /// No completion comes for them.
+    /// No completion comes for them, and nothing is posted to the QP.
     pub(super) unsafe fn take_lost(
         &self,
         of: impl Fn(Queue) -> bool,
@@ -170,19 +183,24 @@ impl RequestList {
     ) {
         let next = |from| {
             let runs = self.runs.lock();
-            let states = runs.iter().flat_map(Run::states).enumerate();
-            let mut lost = states
-                .skip(from)
-                .filter_map(|(n, state)| Some((n, state.take_lost(&of)?)));
+            let entries = runs.iter().flat_map(Run::entries).enumerate();
+            let mut lost = entries.skip(from).filter_map(|(n, (request, state))| {
+                let (callback, queue) = state.take_lost(self.qp.get(), &of)?;
+                let callback = match callback {
+                    Callback::At(offset) => request.wrapping_byte_add(offset).cast(),
+                    Callback::Elsewhere(callback) => callback,
+                };
+                Some((n, callback, queue))
+            });
             lost.next()
         };
         let mut from = 0;
         // The list is not locked while a handler runs, so arrays may leave it.
         loop {
             match next(from) {
-                Some((n, (callback, queue))) => {
+                Some((n, callback, queue)) => {
                     from = n;
-                    complete(ptr::with_exposed_provenance_mut(callback), queue);
+                    complete(callback, queue);
                 }
                 None if from == 0 => return,
                 None => from = 0,
@@ -216,7 +234,7 @@ impl Builder {
             Some((last, _, range)) if *last == id => range.end += 1,
             last => {
                 let first = last.map_or(0, |(_, _, range)| range.end);
-                let list = qp.inner.context.requests()?;
+                let list = qp.inner.context.requests(id)?;
                 self.parts.push((id, list, first..first + 1), GFP_KERNEL)?;
             }
         }
@@ -263,8 +281,8 @@ impl deferred::Teardown for Inner {
     }
 
     fn quiesce(&self, waiter: deferred::Waiter, _cx: &Sleepable) -> Result {
-        let mut states = (0..).map_while(|index| self.entries.state(index));
-        if states.all(State::is_idle) {
+        let mut entries = (0..).map_while(|index| self.entries.entry(index));
+        if entries.all(|(_, state)| state.is_idle()) {
             return Ok(());
         }
         if waiter == deferred::Waiter::WorkItem {
@@ -291,13 +309,14 @@ impl deferred::Teardown for Inner {
 ///
 /// # Invariants
 ///
-/// `entries` are those of `_array`, one at least, and `next` is the number of one of them. Only
-/// this takes requests that are idle. Invariant in `T`: a [`Taken`] gives access to the same
-/// value, so neither may become one of a supertype.
+/// The entries from `first` up to `end` are those of `_array`, one at least, and `next` is one of
+/// them. Only this takes requests that are idle. Invariant in `T`: a [`Taken`] gives access to the
+/// same value, so neither may become one of a supertype.
 pub struct Requests<T> {
+    first: NonNull<Entry<T>>,
+    end: NonNull<Entry<T>>,
+    next: NonNull<Entry<T>>,
     _array: deferred::Deferred<Inner>,
-    entries: NonNull<[Entry<T>]>,
-    next: usize,
     _invariant: PhantomData<fn(T) -> T>,
 }
 
@@ -337,16 +356,18 @@ impl<T: Send + 'static> Requests<T> {
             entries.push_within_capacity(Entry {
                 value: UnsafeCell::new(value),
                 state: State::new(),
-                qp: qp.id(),
+                qp: [qp.id(); NAMED],
             })?;
         }
-        let slice = NonNull::from(&mut *entries);
+        let first = NonNull::from(&mut *entries).cast();
         let array = KBox::new(Array(entries), GFP_KERNEL)?;
         // INVARIANT: The array is of these entries, which `Builder::finish` fails without.
         Ok(Self {
+            first,
+            // SAFETY: There are so many entries.
+            end: unsafe { first.add(count) },
+            next: first,
             _array: builder.finish(array)?,
-            entries: slice,
-            next: 0,
             _invariant: PhantomData,
         })
     }
@@ -356,19 +377,18 @@ impl<T> Requests<T> {
     /// Returns the number of requests.
     #[inline]
     pub fn count(&self) -> usize {
-        self.entries.len()
+        // SAFETY: By the type invariant both are of one array, and in this order.
+        unsafe { self.end.offset_from(self.first) }.unsigned_abs()
     }
 
-    /// Returns a request, if there are so many and it is idle.
+    /// Takes a request, if it is idle.
+    ///
+    /// # Safety
+    ///
+    /// `entry` is one of the array.
     #[inline]
-    fn hold(&self, index: usize) -> Option<Taken<T>> {
-        if index >= self.count() {
-            return None;
-        }
-        // SAFETY: By the type invariant this is an entry of the array, which is valid while this
-        // is.
-        let entry = unsafe { self.entries.cast::<Entry<T>>().add(index) };
-        // SAFETY: The entry is valid; only its state is borrowed.
+    unsafe fn hold(&mut self, entry: NonNull<Entry<T>>) -> Option<Taken<T>> {
+        // SAFETY: The entry is valid, as the caller promises; only its state is borrowed.
         let taken = unsafe { &(*entry.as_ptr()).state }.take();
         // INVARIANT: The request was idle, so there is no other `Taken`, and the array is not
         // freed before it is idle again.
@@ -379,50 +399,59 @@ impl<T> Requests<T> {
     /// Any context.
     #[inline]
     pub fn take_at(&mut self, index: usize) -> Option<Taken<T>> {
-        self.hold(index)
+        if index >= self.count() {
+            return None;
+        }
+        // SAFETY: By the type invariant the array has so many entries.
+        unsafe { self.hold(self.first.add(index)) }
     }
 
     /// Takes a request that is idle, if there is one: the one behind that which was taken last, or
     /// the first after it. Any context.
     #[inline]
     pub fn take(&mut self) -> Option<Taken<T>> {
-        let request = self.hold(self.next);
-        self.advance(self.next);
+        let from = self.next;
+        // SAFETY: By the type invariant this is an entry.
+        let request = unsafe { self.hold(from) };
+        self.advance();
         match request {
             Some(request) => Some(request),
-            None => self.take_other(),
+            None => self.take_other(from),
         }
     }
 
-    /// Notes that a request was taken.
+    /// Moves to the next request.
     #[inline]
-    fn advance(&mut self, index: usize) {
-        // INVARIANT: There is an entry number 0.
-        self.next = match index + 1 {
-            next if next < self.count() => next,
-            _ => 0,
-        };
+    fn advance(&mut self) {
+        // SAFETY: By the type invariant `next` is an entry, behind which there is one, or the end.
+        let next = unsafe { self.next.add(1) };
+        // INVARIANT: There is a first entry.
+        self.next = if next == self.end { self.first } else { next };
     }
 
+    /// Takes a request other than `from`, which is in flight.
     #[cold]
     #[inline(never)]
-    fn take_other(&mut self) -> Option<Taken<T>> {
-        let mut indices = Iterator::chain(self.next..self.count(), 0..self.next);
-        let (index, request) = indices.find_map(|index| Some((index, self.hold(index)?)))?;
-        self.advance(index);
-        Some(request)
+    fn take_other(&mut self, from: NonNull<Entry<T>>) -> Option<Taken<T>> {
+        while self.next != from {
+            // SAFETY: By the type invariant this is an entry.
+            let request = unsafe { self.hold(self.next) };
+            self.advance();
+            if request.is_some() {
+                return request;
+            }
+        }
+        None
     }
 
     /// Takes all requests that are idle, in the order of their numbers, each when the iterator
     /// comes to it.
     #[inline]
     pub fn idle(&mut self) -> Idle<'_, T> {
-        let first = self.entries.cast::<Entry<T>>();
         // INVARIANT: These are all entries of the array.
         Idle {
-            next: first,
-            // SAFETY: The array has so many entries.
-            end: unsafe { first.add(self.count()) },
+            last: self.first.as_ptr().wrapping_sub(1),
+            end: self.end.as_ptr(),
             _requests: PhantomData,
         }
     }
@@ -432,10 +461,12 @@ impl<T> Requests<T> {
 ///
 /// # Invariants
 ///
-/// The entries from `next` up to `end` are of an array that is borrowed for `'a`.
+/// The entries behind `last`, up to `end`, are of an array that is borrowed for `'a`; `end` is not
+/// before them.
 pub struct Idle<'a, T> {
-    next: NonNull<Entry<T>>,
-    end: NonNull<Entry<T>>,
+    // Not the one that comes next, so that a loop needs no second address of it.
+    last: *mut Entry<T>,
+    end: *mut Entry<T>,
     _requests: PhantomData<&'a mut Requests<T>>,
 }
 
@@ -444,26 +475,33 @@ impl<T> Iterator for Idle<'_, T> {
 
     #[inline]
     fn next(&mut self) -> Option<Taken<T>> {
-        while self.next != self.end {
-            let entry = self.next;
-            // SAFETY: By the type invariant this is an entry, of which one is behind it, or the
-            // end.
-            self.next = unsafe { entry.add(1) };
+        loop {
+            let entry = self.last.wrapping_add(1);
+            if entry == self.end {
+                return None;
+            }
+            self.last = entry;
             // SAFETY: By the type invariant the entry is valid; only its state is borrowed.
-            if unsafe { &(*entry.as_ptr()).state }.take() {
+            if unsafe { &(*entry).state }.take() {
+                // SAFETY: The address of an entry is not null. The compiler is told so before the
+                // caller looks whether there is one.
+                let entry = unsafe {
+                    hint::assert_unchecked(!entry.is_null());
+                    NonNull::new_unchecked(entry)
+                };
                 // INVARIANT: The request was idle, so there is no other `Taken`, and the array is
                 // not freed before it is idle again.
                 return Some(Taken(entry, PhantomData));
             }
         }
-        None
     }
 }
 
 /// Exclusive access to a request of [`Requests`], and the owner of a request that is posted.
 /// Dropping it, in any context, makes the request idle.
 ///
-/// Posting it to another QP than that which the request belongs to fails with `EINVAL`.
+/// It is posted to the QP that the request belongs to. In kernels with debug assertions another QP
+/// refuses it with `EINVAL`; in others its completion is not found there if the device loses it.
 ///
 /// # Invariants
 ///
@@ -534,14 +572,27 @@ where
     #[inline]
     fn may_post_to(&self, qp: QpId, _: cqe::Sealed) -> bool {
         // SAFETY: By the type invariant the entry is valid, and this field does not change.
-        unsafe { (*self.0.as_ptr()).qp == qp }
+        let named = unsafe { (*self.0.as_ptr()).qp };
+        named.iter().all(|named| *named == qp)
     }
 
     #[inline]
-    unsafe fn note_post(ptr: *mut T, callback: *mut bindings::ib_cqe, queue: Queue) {
+    unsafe fn note_post(ptr: *mut T, qp: QpId, queue: Queue, callback: *mut bindings::ib_cqe) {
+        let offset = cqe::offset::<T, ID>();
+        const {
+            assert!(
+                cqe::offset::<T, ID>() >> QpId::FREE_BITS == 0,
+                "the callback of a request of an array is in its first 64 KiB"
+            )
+        };
+        // Known to the compiler, unless the operation has a callback of its own.
+        let callback = match ptr.wrapping_byte_add(offset).cast() == callback {
+            true => Callback::At(offset),
+            false => Callback::Elsewhere(callback),
+        };
         let entry: *mut Entry<T> = ptr.cast();
         // SAFETY: `ptr` is from `into_ptr`, as the caller promises: the address of an entry, which
         // is valid until the owner was taken back.
-        unsafe { &(*entry).state }.post(callback.expose_provenance(), queue);
+        unsafe { &(*entry).state }.post(qp.get(), queue, callback);
     }
 }
