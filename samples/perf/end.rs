@@ -66,7 +66,7 @@ pub(crate) struct End {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
     pub(crate) qps: KVec<Arc<Qp>>,
-    memory: Option<Reusable<Memory>>,
+    memory: Option<Requests<Memory>>,
 }
 
 impl End {
@@ -119,17 +119,19 @@ impl End {
     /// Registers `size` bytes that the peer may read and write, and returns where it finds them.
     fn lend(&mut self, size: usize, cx: &Sleepable) -> Result<Remote> {
         let qp = self.qps.first().ok_or(EINVAL)?;
-        let memory = Memory {
-            reg: Cqe::new(),
-            region: Region::new(Buf::alloc(&self.pd, size, cx)?, cx)?,
-            failed: false,
+        let make = |_| {
+            Ok(Memory {
+                reg: Cqe::new(),
+                region: Region::new(Buf::alloc(&self.pd, size, cx)?, cx)?,
+                failed: false,
+            })
         };
-        let memory = self.memory.insert(Reusable::new(memory, GFP_KERNEL)?);
-        let posted = memory.start().ok_or(EIO)?;
+        let memory = self.memory.insert(Requests::new(qp, 1, make, cx)?);
+        let posted = memory.take().ok_or(EIO)?;
         let remote = qp.post_send(posted, |m| Ok(RegWr::remote_read_write(&m.region)))?;
         until(&mut || {
             process(&self.cq, 1)?;
-            match memory.get() {
+            match memory.take() {
                 Some(memory) if memory.failed => Err(EIO),
                 memory => Ok(memory.is_some()),
             }
@@ -198,11 +200,11 @@ struct Memory {
 }
 
 impl CqeHandler for Memory {
-    type Pointer = InFlight<Self>;
+    type Pointer = Taken<Self>;
     type Needs = context::Atomic;
 
     #[inline]
-    fn done(mut this: InFlight<Self>, wc: &Wc, _cx: &context::Atomic) {
+    fn done(mut this: Taken<Self>, wc: &Wc, _cx: &context::Atomic) {
         this.failed = wc.result().is_err();
     }
 }

@@ -48,11 +48,11 @@ struct Transfer {
 }
 
 impl CqeHandler for Transfer {
-    type Pointer = InFlight<Self>;
+    type Pointer = Taken<Self>;
     type Needs = context::Atomic;
 
     #[inline]
-    fn done(this: InFlight<Self>, wc: &Wc, _cx: &context::Atomic) {
+    fn done(this: Taken<Self>, wc: &Wc, _cx: &context::Atomic) {
         if let Err(e) = wc.result() {
             failed(this, e);
         }
@@ -61,7 +61,7 @@ impl CqeHandler for Transfer {
 
 #[cold]
 #[inline(never)]
-fn failed(transfer: InFlight<Transfer>, e: WcError) {
+fn failed(transfer: Taken<Transfer>, e: WcError) {
     transfer.run.fail(e.into());
 }
 
@@ -69,13 +69,12 @@ fn failed(transfer: InFlight<Transfer>, e: WcError) {
 #[inline(never)]
 fn post(
     qp: &Qp,
-    kept: &mut [Reusable<Transfer>],
+    kept: &mut Requests<Transfer>,
     write: bool,
     remote: Remote,
     cx: &Sleepable,
 ) -> Result {
-    let mut each = kept.iter_mut().map_while(Reusable::start);
-    each.try_for_each(|transfer| {
+    kept.idle().try_for_each(|transfer| {
         qp.post_rw(transfer, |t| {
             Ok(match write {
                 true => Rw::write(&t.data, .., remote, cx),
@@ -90,7 +89,7 @@ fn post(
 #[inline(never)]
 fn rounds(
     end: &End,
-    kept: &mut [Reusable<Transfer>],
+    kept: &mut Requests<Transfer>,
     op: Op,
     run: &Run,
     count: u32,
@@ -103,7 +102,7 @@ fn rounds(
         Op::Send => return Err(EINVAL),
     };
     let qp = &**end.qps.first().ok_or(EINVAL)?;
-    let depth = kept.len() as u32;
+    let depth = kept.count() as u32;
     let mut ops = 0;
     let begin = Instant::<Monotonic>::now();
     while ops < count {
@@ -135,16 +134,16 @@ fn transfer(
 ) -> Result {
     let [a, b] = ends else { return Err(EINVAL) };
     link::connect(a, b, args.timeout, cx)?;
-    let mut kept = KVec::with_capacity(args.depth as usize, GFP_KERNEL)?;
-    for _ in 0..args.depth {
+    let make = |_| {
         let memory = VVec::from_elem(0u8, args.size, GFP_KERNEL)?;
-        let transfer = Transfer {
+        Ok(Transfer {
             cqe: Cqe::new(),
             data: Ctx::new(SgList::new(memory, cx)?, GFP_KERNEL)?,
             run: run.clone(),
-        };
-        kept.push_within_capacity(Reusable::new(transfer, GFP_KERNEL)?)?;
-    }
+        })
+    };
+    let qp = a.qps.first().ok_or(EINVAL)?;
+    let mut kept = Requests::new(qp, args.depth as usize, make, cx)?;
     let op = b.op(args, cx)?;
     rounds(a, &mut kept, op, run, args.warmup, report, cx)?;
     rounds(a, &mut kept, op, run, args.count, report, cx)

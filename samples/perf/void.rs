@@ -4,7 +4,7 @@
 //!
 //! The caller posts all requests, then processes their completions, and again. Posting and
 //! processing are timed apart. So the requests have to come back to the caller: it takes them from
-//! the array or the static dispatch, and lends its `Reusable` ones to callbacks.
+//! the array or the static dispatch, and has callbacks use `Requests`.
 
 use crate::{
     args::{
@@ -86,11 +86,11 @@ impl CqeHandler for Request {
 }
 
 impl CqeHandler for Borrowed {
-    type Pointer = InFlight<Self>;
+    type Pointer = Taken<Self>;
     type Needs = context::Atomic;
 
     #[inline]
-    fn done(this: InFlight<Self>, wc: &Wc, _cx: &context::Atomic) {
+    fn done(this: Taken<Self>, wc: &Wc, _cx: &context::Atomic) {
         if let Err(e) = wc.result() {
             failed(this, e);
         }
@@ -100,34 +100,35 @@ impl CqeHandler for Borrowed {
 /// As [`Request::failed`].
 #[cold]
 #[inline(never)]
-fn failed(this: InFlight<Borrowed>, e: WcError) {
+fn failed(this: Taken<Borrowed>, e: WcError) {
     this.request.run.fail(e.into());
 }
 
-/// Completions come to callbacks.
-struct ByCallback<'a>(KVec<(&'a Qp, Reusable<Borrowed>)>);
+/// Completions come to callbacks. Each QP has an array of requests.
+struct ByCallback<'a>(KVec<(&'a Qp, Requests<Borrowed>)>);
 
 impl ByCallback<'_> {
     #[inline(never)]
     fn post(&mut self) -> Result {
-        let each = self.0.iter_mut();
-        let mut idle = each.map_while(|(qp, kept)| Some((*qp, kept.start()?)));
-        idle.try_for_each(|(qp, borrowed)| {
-            qp.post_send(borrowed, |b| Ok(SendWr::send([b.request.buf.whole()])))
-        })?;
+        for (qp, requests) in &mut self.0 {
+            let qp = *qp;
+            requests.idle().try_for_each(|borrowed| {
+                qp.post_send(borrowed, |b| Ok(SendWr::send([b.request.buf.whole()])))
+            })?;
+        }
         Ok(())
     }
 }
 
 /// The caller takes the requests from the completions, which were polled into an array, or which
 /// are dispatched statically.
-struct Taken<'a> {
+struct ByCaller<'a> {
     qps: KVec<&'a Qp>,
     here: KVec<Pin<KBox<Request>>>,
     is_static: bool,
 }
 
-impl Taken<'_> {
+impl ByCaller<'_> {
     #[inline(never)]
     fn post(&mut self) -> Result {
         let mut qps = self.qps.iter();
@@ -183,7 +184,7 @@ fn lost(_: PushError<Pin<KBox<Request>>>) {}
 /// The requests of a round, in turn for each QP.
 enum Round<'a> {
     ByCallback(ByCallback<'a>),
-    Taken(Taken<'a>),
+    ByCaller(ByCaller<'a>),
 }
 
 impl<'a> Round<'a> {
@@ -191,17 +192,20 @@ impl<'a> Round<'a> {
         let owners = args.owners() as usize;
         let qps = end.qps.iter().cycle().take(owners);
         if args.context == Context::Direct {
-            let mut kept = KVec::with_capacity(owners, GFP_KERNEL)?;
-            for qp in qps {
-                let borrowed = Borrowed {
-                    cqe: Cqe::new(),
-                    request: Request::new(end, args.size, run, cx)?,
+            let mut all = KVec::with_capacity(end.qps.len(), GFP_KERNEL)?;
+            for qp in end.qps.iter() {
+                let make = |_| {
+                    Ok(Borrowed {
+                        cqe: Cqe::new(),
+                        request: Request::new(end, args.size, run, cx)?,
+                    })
                 };
-                kept.push_within_capacity((&**qp, Reusable::new(borrowed, GFP_KERNEL)?))?;
+                let requests = Requests::new(qp, args.depth as usize, make, cx)?;
+                all.push_within_capacity((&**qp, requests))?;
             }
-            return Ok(Self::ByCallback(ByCallback(kept)));
+            return Ok(Self::ByCallback(ByCallback(all)));
         }
-        let mut taken = Taken {
+        let mut taken = ByCaller {
             qps: KVec::with_capacity(owners, GFP_KERNEL)?,
             here: KVec::with_capacity(owners, GFP_KERNEL)?,
             is_static: args.context == Context::Static,
@@ -212,14 +216,14 @@ impl<'a> Round<'a> {
             taken.qps.push_within_capacity(&**qp)?;
             taken.here.push_within_capacity(request.into())?;
         }
-        Ok(Self::Taken(taken))
+        Ok(Self::ByCaller(taken))
     }
 
     /// Posts all of them.
     fn post(&mut self) -> Result {
         match self {
             Self::ByCallback(round) => round.post(),
-            Self::Taken(round) => round.post(),
+            Self::ByCaller(round) => round.post(),
         }
     }
 
@@ -227,7 +231,7 @@ impl<'a> Round<'a> {
     fn process(&mut self, cq: &Cq, left: u32) -> Result<u32> {
         match self {
             Self::ByCallback(_) => process(cq, left),
-            Self::Taken(round) => round.process(cq, left),
+            Self::ByCaller(round) => round.process(cq, left),
         }
     }
 }

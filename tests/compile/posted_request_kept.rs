@@ -12,13 +12,13 @@ struct Request {
 }
 
 impl CqeHandler for Request {
-    type Pointer = InFlight<Self>;
+    type Pointer = Taken<Self>;
     type Needs = context::Atomic;
 
-    fn done(_this: InFlight<Self>, _wc: &Wc, _cx: &context::Atomic) {}
+    fn done(_this: Taken<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
-fn send(qp: &Qp<Softirq>, mut in_flight: InFlight<Request>) -> Result {
+fn send(qp: &Qp<Softirq>, mut in_flight: Taken<Request>) -> Result {
     #[cfg(not(mistake))]
     in_flight.buf.cpu().fill(1);
     qp.post_send(in_flight, |r| Ok(SendWr::send([r.buf.whole()])))?;

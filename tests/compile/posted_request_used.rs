@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Writing to a reusable request, after it was started and posted.
+//! Keeping access to a request of an array, which was taken and posted.
 
 use kernel::prelude::*;
 use rdma::prelude::*;
@@ -12,18 +12,18 @@ struct Request {
 }
 
 impl CqeHandler for Request {
-    type Pointer = InFlight<Self>;
+    type Pointer = Taken<Self>;
     type Needs = context::Atomic;
 
-    fn done(_this: InFlight<Self>, _wc: &Wc, _cx: &context::Atomic) {}
+    fn done(_this: Taken<Self>, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
-fn send(qp: &Qp<Softirq>, kept: &mut Reusable<Request>) -> Result {
-    let request = kept.get().ok_or(EBUSY)?;
+fn send(qp: &Qp<Softirq>, requests: &mut Requests<Request>) -> Result {
+    let mut in_flight = requests.take().ok_or(EBUSY)?;
+    let request = &mut *in_flight;
     request.buf.cpu().fill(0);
-    let in_flight = kept.start().ok_or(EBUSY)?;
-    //~^ E0499 cannot borrow `*kept` as mutable more than once
     qp.post_send(in_flight, |r| Ok(SendWr::send([r.buf.whole()])))?;
+    //~^ E0505 cannot move out of `in_flight` because it is borrowed
     #[cfg(mistake)]
     request.buf.cpu().fill(1);
     Ok(())

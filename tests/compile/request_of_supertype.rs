@@ -2,10 +2,7 @@
 
 //! Writing a value that does not live long enough into a request, which is read later.
 
-use rdma::qp::{
-    Requests,
-    Taken, //
-};
+use rdma::prelude::*;
 
 fn set<'a>(mut request: Taken<&'a [u8]>, bytes: &'a [u8]) {
     *request = bytes;

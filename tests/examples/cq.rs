@@ -23,31 +23,6 @@ struct Request {
 }
 
 impl CqeHandler for Request {
-    type Pointer = InFlight<Self>;
-    type Needs = context::Atomic;
-
-    fn done(this: InFlight<Self>, wc: &Wc, _cx: &context::Atomic) {
-        if let Err(e) = wc.result() {
-            pr_info!("{}\n", e.status);
-        }
-        // `this` is dropped: the request can be started again.
-    }
-}
-
-fn send_all(qp: &Qp<Softirq>, requests: &mut KVec<Reusable<Request>>) -> Result {
-    for request in requests.iter_mut().filter_map(Reusable::start) {
-        qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
-    }
-    Ok(())
-}
-
-#[derive(HasCqe)]
-struct Command {
-    cqe: Cqe<Self>,
-    buf: Buf<ToDevice>,
-}
-
-impl CqeHandler for Command {
     type Pointer = Taken<Self>;
     type Needs = context::Atomic;
 
@@ -59,9 +34,9 @@ impl CqeHandler for Command {
     }
 }
 
-fn alloc(qp: &Qp<Softirq>, pd: &Pd, count: usize, cx: &Sleepable) -> Result<Requests<Command>> {
+fn alloc(qp: &Qp<Softirq>, pd: &Pd, count: usize, cx: &Sleepable) -> Result<Requests<Request>> {
     let make = |_| {
-        Ok(Command {
+        Ok(Request {
             cqe: Cqe::new(),
             buf: Buf::alloc(pd, 4096, cx)?,
         })
@@ -69,15 +44,15 @@ fn alloc(qp: &Qp<Softirq>, pd: &Pd, count: usize, cx: &Sleepable) -> Result<Requ
     Requests::new(qp, count, make, cx)
 }
 
-fn send_idle(qp: &Qp<Softirq>, commands: &mut Requests<Command>) -> Result {
-    for command in commands.idle() {
-        qp.post_send(command, |c| Ok(SendWr::send([c.buf.whole()])))?;
+fn send_all(qp: &Qp<Softirq>, requests: &mut Requests<Request>) -> Result {
+    for request in requests.idle() {
+        qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
     }
     Ok(())
 }
 
 /// Sends request number `tag`, or any, if none is given.
-fn send_one(qp: &Qp<Softirq>, commands: &mut Requests<Command>, tag: Option<usize>) -> Result {
+fn send_one(qp: &Qp<Softirq>, commands: &mut Requests<Request>, tag: Option<usize>) -> Result {
     let command = match tag {
         Some(tag) if tag >= commands.count() => return Err(EINVAL),
         Some(tag) => commands.take_at(tag),
@@ -88,9 +63,9 @@ fn send_one(qp: &Qp<Softirq>, commands: &mut Requests<Command>, tag: Option<usiz
 }
 
 /// Allocates a request for each of two QPs.
-fn alloc_pair(qps: [&Qp<Softirq>; 2], pd: &Pd, cx: &Sleepable) -> Result<Requests<Command>> {
+fn alloc_pair(qps: [&Qp<Softirq>; 2], pd: &Pd, cx: &Sleepable) -> Result<Requests<Request>> {
     let make = |index: usize| {
-        let command = Command {
+        let command = Request {
             cqe: Cqe::new(),
             buf: Buf::alloc(pd, 4096, cx)?,
         };
@@ -99,7 +74,7 @@ fn alloc_pair(qps: [&Qp<Softirq>; 2], pd: &Pd, cx: &Sleepable) -> Result<Request
     Requests::of_qps(qps.len(), make, cx)
 }
 
-fn poll(cq: &Cq<Direct>, finished: fn(InFlight<Request>, &Wc)) -> Result {
+fn poll(cq: &Cq<Direct>, finished: fn(Taken<Request>, &Wc)) -> Result {
     let mut batch = WcArray::<16>::new();
     while cq.poll(&mut batch)? != 0 {
         for completion in batch.completions() {

@@ -464,13 +464,13 @@ mod tests {
 
     #[test]
     fn request_is_in_flight() -> Result {
-        let mut kept = Reusable::new(Counter::new()?, GFP_KERNEL)?;
+        let null = Null::<Direct>::new()?;
+        let mut kept = Requests::new(&null.a, 2, |_| Counter::new(), &null.env.cx)?;
         in_softirq(move || {
-            check!(Reusable::get(&mut kept).is_some());
-            let in_flight = Reusable::start(&mut kept).ok_or(EBUSY)?;
-            check!(kept.start().is_none() && kept.get().is_none());
+            let in_flight = kept.take().ok_or(EBUSY)?;
+            check!(kept.take_at(0).is_none() && kept.idle().count() == 1);
             drop(in_flight);
-            let in_flight = kept.start().ok_or(EBUSY)?;
+            let in_flight = kept.take_at(0).ok_or(EBUSY)?;
             drop(kept);
             drop(in_flight);
             Ok(())

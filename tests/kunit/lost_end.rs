@@ -31,9 +31,7 @@ use rdma::{
         Chain,
         InitAttr,
         QpContext,
-        Requests,
-        SendRing,
-        Taken, //
+        SendRing, //
     },
     rw::{
         Ctx,

@@ -49,7 +49,6 @@ suites! {
     lost_end: suite_lost_end,
     ibcm: suite_ibcm,
     iwarp: suite_iwarp,
-    reuse: suite_reuse,
     mad: suite_mad,
     mad_end: suite_mad_end,
     mad_wait: suite_mad_wait,

@@ -103,21 +103,29 @@ struct Again {
 }
 
 impl Again {
-    fn new(completed: &Arc<Counter>, gone: &Arc<Counter>) -> Result<Reusable<Self>> {
-        let this = Self {
-            cqe: Cqe::new(),
-            uses: 0,
-            completed: completed.clone(),
-            _gone: CountDrop(gone.clone()),
+    /// Returns an array of one.
+    fn new(
+        qp: &Qp<Direct>,
+        completed: &Arc<Counter>,
+        gone: &Arc<Counter>,
+        cx: &Sleepable,
+    ) -> Result<Requests<Self>> {
+        let make = |_| {
+            Ok(Self {
+                cqe: Cqe::new(),
+                uses: 0,
+                completed: completed.clone(),
+                _gone: CountDrop(gone.clone()),
+            })
         };
-        Reusable::new(this, GFP_KERNEL)
+        Requests::new(qp, 1, make, cx)
     }
 
     /// Posts it, once it is not in flight, where others may poll.
-    fn post(kept: &mut Reusable<Self>, qp: &Qp<Direct>) -> Result {
+    fn post(kept: &mut Requests<Self>, qp: &Qp<Direct>) -> Result {
         let mut in_flight = None;
         wait(|| {
-            in_flight = kept.start();
+            in_flight = kept.take();
             in_flight.is_some()
         })?;
         let nowhere = Remote { addr: 0, rkey: 0 };
@@ -127,10 +135,10 @@ impl Again {
 }
 
 impl CqeHandler for Again {
-    type Pointer = InFlight<Self>;
+    type Pointer = Taken<Self>;
     type Needs = context::Atomic;
 
-    fn done(mut this: InFlight<Self>, _wc: &Wc, _cx: &context::Atomic) {
+    fn done(mut this: Taken<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.uses += 1;
         this.completed.up();
     }
@@ -181,17 +189,18 @@ mod tests {
         let (completed, gone) = (Counter::new()?, Counter::new()?);
         // One goes on with the same request, the other lets go of each that it has just posted.
         let (qp, counts) = (link.a.qp.clone(), (completed.clone(), gone.clone()));
-        let uses_again = boxed(move |_| {
-            let mut kept = Again::new(&counts.0, &counts.1)?;
+        let uses_again = boxed(move |cx| {
+            let mut kept = Again::new(&qp, &counts.0, &counts.1, cx)?;
             for turn in 0..TURNS {
-                wait(|| kept.get().is_some_and(|this| this.uses == turn))?;
+                wait(|| kept.take().is_some_and(|this| this.uses == turn))?;
                 Again::post(&mut kept, &qp)?;
             }
             Ok(())
         })?;
         let (qp, counts) = (link.a.qp.clone(), (completed.clone(), gone.clone()));
-        let lets_go = boxed(move |_| {
-            (0..TURNS).try_for_each(|_| Again::post(&mut Again::new(&counts.0, &counts.1)?, &qp))
+        let lets_go = boxed(move |cx| {
+            (0..TURNS)
+                .try_for_each(|_| Again::post(&mut Again::new(&qp, &counts.0, &counts.1, cx)?, &qp))
         })?;
         let poller = || {
             let (cq, done) = (link.send_cq.clone(), completed.clone());
@@ -204,7 +213,7 @@ mod tests {
         };
         at_once(&link.env, [uses_again, lets_go, poller()?, poller()?])?;
         check_eq!(completed.get(), 2 * TURNS);
-        check_eq!(gone.get(), TURNS + 1);
+        wait(|| gone.get() == TURNS + 1)?;
         Ok(())
     }
 

@@ -49,8 +49,6 @@ mod requests;
 #[cfg(test)]
 mod reservation;
 #[cfg(test)]
-mod reuse;
-#[cfg(test)]
 mod room;
 #[cfg(test)]
 mod rw;

@@ -213,21 +213,20 @@ pub(crate) struct Reused {
 }
 
 impl Reused {
-    pub(crate) fn new(buf: Memory, life: Life) -> Result<Reusable<Self>> {
-        let this = Self {
+    pub(crate) fn new(buf: Memory, life: Life) -> Self {
+        Self {
             cqe: Cqe::new(),
             buf,
             life,
-        };
-        Reusable::new(this, GFP_KERNEL)
+        }
     }
 }
 
 impl CqeHandler for Reused {
-    type Pointer = InFlight<Self>;
+    type Pointer = Taken<Self>;
     type Needs = context::Atomic;
 
-    fn done(this: InFlight<Self>, _wc: &Wc, _cx: &context::Atomic) {
+    fn done(this: Taken<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
     }
 }

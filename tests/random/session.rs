@@ -226,10 +226,10 @@ struct Answer {
 }
 
 impl CqeHandler for Answer {
-    type Pointer = InFlight<Self>;
+    type Pointer = Taken<Self>;
     type Needs = context::Atomic;
 
-    fn done(this: InFlight<Self>, _wc: &Wc, _cx: &context::Atomic) {
+    fn done(this: Taken<Self>, _wc: &Wc, _cx: &context::Atomic) {
         this.life.back();
     }
 }
@@ -290,7 +290,7 @@ pub(crate) struct Conn<C: Way> {
     #[pin]
     kept: SpinLockIrq<Option<KVec<Kept<Self>>>>,
     #[pin]
-    answers: SpinLockIrq<KVec<Reusable<Answer>>>,
+    answers: SpinLockIrq<Requests<Answer>>,
     /// The messages that this end, and that the other may send.
     pub(crate) credits: Arc<SendCredits>,
     granted: Arc<SendCredits>,
@@ -315,15 +315,14 @@ impl<C: Way> Conn<C> {
         let tags = Tags::new(qp, (), TAGS, BITS, |_| Self::exchange(world, cx), cx)?;
         let ring = SendRing::new(qp, OWNERS, INTERVAL, cx)?;
         let kept = KVec::with_capacity(RECVS as usize, GFP_KERNEL)?;
-        let mut answers = KVec::new();
-        for _ in 0..RECVS {
-            let answer = Answer {
+        let answer = |_| {
+            Ok(Answer {
                 cqe: Cqe::new(),
                 buf: Memory::alloc(&world.parts.pd, LEN, cx)?,
                 life: Life::new(tally),
-            };
-            answers.push(Reusable::new(answer, GFP_KERNEL)?, GFP_KERNEL)?;
-        }
+            })
+        };
+        let answers = Requests::new(qp, RECVS as usize, answer, cx)?;
         let init = pin_init!(Self {
             qp: qp.clone(),
             tags,
@@ -396,7 +395,7 @@ impl<C: Way> Conn<C> {
     /// Answers a question.
     fn answer(&self, to: &Frame, id: u32, rkey: u32) -> Result {
         let credit = self.credits.take()?;
-        let answer = self.answers.lock().iter_mut().find_map(Reusable::start);
+        let answer = self.answers.lock().take();
         let answer = answer.ok_or(EBUSY)?;
         let frame = Frame {
             kind: Kind::Answer,

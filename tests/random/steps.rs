@@ -64,8 +64,8 @@ pub(crate) const LOST: u32 = 100_000;
 pub(crate) struct Turn<'a, C: Way> {
     pub(crate) world: &'a World<C>,
     pub(crate) rng: Rng,
-    /// Requests that this thread lends.
-    pub(crate) kept: KVec<Reusable<Reused>>,
+    /// Arrays of requests, each with the number of its QP.
+    pub(crate) kept: KVec<(u32, Requests<Reused>)>,
     /// Transfers that it has prepared.
     pub(crate) prepared: KVec<transfers::Prepared<C>>,
     pub(crate) cx: &'a Sleepable,
@@ -227,21 +227,24 @@ fn repost<C: Way>(t: &mut Turn<'_, C>) -> Result {
 }
 
 fn start<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    if t.kept.len() < 4 {
-        let kept = Reused::new(t.memory()?, t.life())?;
-        t.kept.push(kept, GFP_KERNEL)?;
+    let qp = t.end()?;
+    let is_of = |kept: &(u32, Requests<Reused>)| kept.0 == qp.num();
+    if t.kept.len() < 4 && !t.kept.iter().any(is_of) {
+        let count = 1 + t.rng.below(3) as usize;
+        let make = |_| Ok(Reused::new(t.memory()?, t.life()));
+        let requests = Requests::new(&qp, count, make, t.cx)?;
+        t.kept.push((qp.num(), requests), GFP_KERNEL)?;
     }
-    let (qp, index) = (t.end()?, t.rng.below(t.kept.len() as u32) as usize);
     if t.rng.once_in(8) {
-        // It may be in flight.
+        let index = t.rng.below(t.kept.len() as u32) as usize;
+        // Some may be in flight.
         drop(t.kept.remove(index).map_err(|_| EINVAL)?);
         return Ok(());
     }
-    let request = t
-        .kept
-        .get_mut(index)
-        .and_then(Reusable::start)
-        .ok_or(EBUSY)?;
+    // Another QP refuses them, in such kernels.
+    let any = cfg!(debug_assertions) && t.rng.once_in(8);
+    let kept = t.kept.iter_mut().find(|kept| any || is_of(kept));
+    let request = kept.and_then(|(_, kept)| kept.take()).ok_or(EBUSY)?;
     request.life.post();
     qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))
         .map_err(|e| refused(e, |r| &r.life))

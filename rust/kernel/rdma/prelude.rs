@@ -46,8 +46,6 @@ pub use crate::qp::Caps;
 pub use crate::qp::Qp;
 pub use crate::qp::Requests;
 pub use crate::qp::Taken;
-pub use crate::reuse::InFlight;
-pub use crate::reuse::Reusable;
 pub use crate::sg::SgBuf;
 pub use crate::wc;
 pub use crate::wc::Opcode;

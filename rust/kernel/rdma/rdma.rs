@@ -80,7 +80,6 @@ mod qp_id;
 pub mod ratelimit;
 mod refs;
 mod removal;
-pub mod reuse;
 mod rnr_timer;
 pub mod rw;
 pub mod session;

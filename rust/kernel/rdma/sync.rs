@@ -81,12 +81,6 @@ impl Users {
         Self(AtomicUsize::new(1))
     }
 
-    /// Returns whether the caller is the only user: all use by others has happened.
-    #[inline]
-    pub(crate) fn is_one(&self) -> bool {
-        self.0.load(Ordering::Acquire) == 1
-    }
-
     /// Returns the number of users, for a message.
     pub(crate) fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
@@ -97,13 +91,6 @@ impl Users {
     pub(crate) fn get(&self) {
         // INVARIANT: The new user is counted.
         self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Adds a user. The caller is the only one, so this needs no locked instruction.
-    #[inline]
-    pub(crate) fn get_second(&self) {
-        // INVARIANT: There was one user, the caller.
-        self.0.store(2, Ordering::Relaxed);
     }
 
     /// The caller is no user any more. Returns whether it was the last: all use by others has
