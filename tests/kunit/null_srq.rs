@@ -108,9 +108,43 @@ fn many<C: CorePolled + Polled>() -> Result {
     Ok(())
 }
 
+/// A slot owns an answer that the device loses.
+fn answer_is_lost<C: CorePolled + Polled>() -> Result {
+    let shared = Shared::<C>::new(2, true)?;
+    shared.send(b"x")?;
+    wait(|| shared.recv_list.len() == 1)?;
+    shared.inject(Injection::Hold { count: 1 })?;
+    let slot = shared.recv_list.pop()?.slot;
+    let posted = (shared.b).post_send(slot, |r| Ok(SendWr::send([r.buf.whole()])));
+    posted.map_err(|e| e.error())?;
+    let Shared {
+        a,
+        b,
+        srq,
+        recv_list,
+        sent: _sent,
+        null,
+    } = shared;
+    b.destroy(&null.env.cx)?;
+    check_eq!(recv_list.answered(), 0);
+    // The SRQ waits for slots that are handed out.
+    drop((a, srq));
+    wait(|| recv_list.gone() == 2)
+}
+
 #[kunit_tests(rdma_null_srq)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answer_that_is_lost_gives_its_slot_back_softirq() -> Result {
+        answer_is_lost::<Softirq>()
+    }
+
+    #[test]
+    fn answer_that_is_lost_gives_its_slot_back_workqueue() -> Result {
+        answer_is_lost::<Workqueue>()
+    }
 
     /// The type does not say it, so it is found out when the QP is created.
     #[test]

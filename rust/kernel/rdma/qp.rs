@@ -36,6 +36,11 @@ pub(crate) use prepared::{
     Prepared,
     Unlisted, //
 };
+pub(crate) use requests::{
+    place,
+    Entries,
+    State as RequestState, //
+};
 pub use requests::{
     Requests,
     Taken, //
@@ -397,6 +402,7 @@ pub(crate) struct Inner {
     /// Not used once the QP is destroyed.
     pub(crate) raw: NonNull<bindings::ib_qp>,
     num: u32,
+    qp_id: QpId,
     id: Option<cm::Shared>,
     // Dropped before the CQs: tables look for their poller.
     context: Pin<KBox<QpPriv>>,
@@ -468,7 +474,16 @@ impl Inner {
         // What can be out of that which is kept are sends, and replies to them on the same CQ.
         let is_kept = || is_known(Queue::Send) && kept.iter().any(|kept| kept.is_out());
         let requests = self.context.requests.lock().clone();
-        let is_posted = || (requests.as_ref()).is_some_and(|list| list.is_posted(is_known));
+        let slots = self.srq.as_ref().map(|srq| srq.slots());
+        let queues = requests::Queues {
+            qp: self.qp_id,
+            send: is_known(Queue::Send),
+            recv: is_known(Queue::Recv),
+        };
+        let is_posted = || {
+            (requests.as_ref()).is_some_and(|list| list.is_posted(queues))
+                || slots.is_some_and(|slots| queues.have_any(requests::all(slots)))
+        };
         if !is_destroyed || !is_kept() && !is_posted() {
             return Ok(());
         }
@@ -478,8 +493,17 @@ impl Inner {
         }
         if let Some(list) = &requests {
             // SAFETY: The QP is destroyed, and the pollers of its CQs have handled what they had
-            // polled before that.
-            unsafe { list.take_lost(is_known, |cqe, queue| self.complete_lost(cqe, queue)) };
+            // polled before that. One thread ends it.
+            unsafe { list.take_lost(queues, |cqe, queue| self.complete_lost(cqe, queue)) };
+        }
+        if let Some(slots) = slots {
+            let mut slots = requests::all(slots);
+            // SAFETY: The QP is destroyed, and the pollers of its CQs have handled what they had
+            // polled before that. One thread ends it.
+            while let Some((cqe, queue)) = unsafe { queues.take_lost(&mut slots) } {
+                // SAFETY: As just taken.
+                unsafe { self.complete_lost(cqe, queue) };
+            }
         }
         Ok(())
     }
@@ -696,6 +720,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
         raw,
         // SAFETY: The QP was just created; its number does not change.
         num: unsafe { raw.as_ref() }.qp_num,
+        qp_id: QpId::next(),
         id: id.cloned(),
         send,
         recv,
@@ -708,7 +733,9 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     // INVARIANT: As created.
     Ok(AnyQp {
         // SAFETY: The QP was created for this PD and this CQ, and `inner` keeps them and the lock.
-        target: unsafe { wr::PostTarget::new(raw, pd, recv_cq, &inner.context.reg_lock) },
+        target: unsafe {
+            wr::PostTarget::new(raw, inner.qp_id, pd, recv_cq, &inner.context.reg_lock)
+        },
         recv_pd: match parts.srq {
             Some(_) => pd::Id::NONE,
             None => pd.id(),
@@ -883,12 +910,12 @@ impl QpPriv {
     }
 
     /// Returns the list of the requests that belong to the QP.
-    fn requests(&self, qp: QpId) -> Result<Arc<requests::RequestList>> {
+    fn requests(&self) -> Result<Arc<requests::RequestList>> {
         let mut requests = self.requests.lock();
         if let Some(list) = &*requests {
             return Ok(list.clone());
         }
-        let list = requests::RequestList::new(qp)?;
+        let list = requests::RequestList::new()?;
         *requests = Some(list.clone());
         Ok(list)
     }

@@ -61,6 +61,11 @@ use crate::{
         Pd, //
     },
     prelude::internal::*,
+    qp::{
+        self,
+        Entries as _, //
+    },
+    qp_id::QpId,
     refs,
     sync::SlotsOut,
     trace,
@@ -213,7 +218,10 @@ impl Queue {
         // After this no thread is posting, and one that drops a slot sees that the queue is closed.
         rcu::synchronize_rcu();
         // There is no QP, so no slot is handed out any more, and those that were are marked.
-        if !self.out.wait_for(slots.handed_out()) {
+        let states = (0..).map_while(|index| slots.entry(index));
+        let handed_out = states.filter(|(_, state)| !state.is_idle()).count();
+        // An SRQ has fewer than `i32::MAX` slots.
+        if !self.out.wait_for(handed_out as i32) {
             return;
         }
         while !self.returned.wait_timeout(refs::REPORT_MS, cx) {
@@ -362,6 +370,11 @@ impl SrqReservation {
             cq: cq.clone(),
         })
     }
+
+    /// Returns the slots of the SRQ.
+    pub(crate) fn slots(&self) -> &dyn qp::Entries {
+        self.srq.slots.entries()
+    }
 }
 
 impl Drop for SrqReservation {
@@ -383,20 +396,21 @@ impl Drop for SrqReservation {
 ///
 /// - `cqe.done` is the function [`done`] of the SRQ's type.
 /// - `queue` is the SRQ's, from before the slot is posted.
-/// - `out` is 1 while the slot is handed out: there is a [`Slot`] that is not being posted again.
+/// - `state` is idle unless the slot is handed out: there is a [`Slot`] that is not being posted
+///   again, or that owns another request.
 #[pin_data]
 #[repr(C)]
 struct Memory<T> {
     /// The first field, so its address is that of the memory.
     cqe: bindings::ib_cqe,
     queue: NonNull<Queue>,
-    out: Atomic<u32>,
+    state: qp::RequestState,
     #[pin]
     value: T,
 }
 
 /// The slots of an SRQ, without their type.
-trait AnySlots: Send + Sync {
+trait AnySlots: qp::Entries {
     /// Posts all slots.
     ///
     /// # Safety
@@ -404,8 +418,8 @@ trait AnySlots: Send + Sync {
     /// Called once, with the queue of the slots' SRQ, which lives longer than that.
     unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result;
 
-    /// Returns the number of slots that are handed out: [`Slot`]s.
-    fn handed_out(&self) -> i32;
+    /// These, to look at their states.
+    fn entries(&self) -> &dyn qp::Entries;
 }
 
 /// All slots of an SRQ.
@@ -435,7 +449,7 @@ impl<T: Receive<N>, const N: usize> Slots<T, N> {
                         done: Some(done::<T, N>),
                     },
                     queue: NonNull::dangling(),
-                    out: Atomic::new(0),
+                    state: qp::RequestState::new(),
                     value <- value,
                 }),
                 GFP_KERNEL,
@@ -463,13 +477,16 @@ impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
         Ok(())
     }
 
-    fn handed_out(&self) -> i32 {
-        let is_out = |memory: &&NonNull<Memory<T>>| {
-            // SAFETY: The memory is freed by the drop of `self`; only this field is borrowed.
-            unsafe { &(*memory.as_ptr()).out }.load(Relaxed) != 0
-        };
-        // An SRQ has fewer than `i32::MAX` slots.
-        self.0.iter().filter(is_out).count() as i32
+    fn entries(&self) -> &dyn qp::Entries {
+        self
+    }
+}
+
+impl<T: Receive<N>, const N: usize> qp::Entries for Slots<T, N> {
+    fn entry(&self, index: usize) -> Option<(*mut c_void, &qp::RequestState)> {
+        let memory = self.0.get(index)?.as_ptr();
+        // SAFETY: The memory is freed by the drop of `self`; only this field is borrowed.
+        Some(unsafe { ((&raw mut (*memory).value).cast(), &(*memory).state) })
     }
 }
 
@@ -533,7 +550,7 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
     // SAFETY: The caller says that `post` has posted this: the first field of a slot's memory.
     let memory: NonNull<Memory<T>> = unsafe { NonNull::new_unchecked(wc.cqe()) }.cast();
     // SAFETY: The memory is freed after the SRQ, which waits for the completions of its QPs.
-    unsafe { &(*memory.as_ptr()).out }.store(1, Relaxed);
+    unsafe { &(*memory.as_ptr()).state }.hold();
     // INVARIANT: A receive completes once for each post: this is the only `Slot` of the memory.
     let slot = Slot(memory, PhantomData);
     // SAFETY: `InitAttr::on_srq` makes QPs only of CQs that are polled in a context that provides
@@ -562,6 +579,15 @@ unsafe impl<T: Receive<N>, const N: usize> Send for Slot<T, N> {}
 // SAFETY: A shared slot gives shared access to its value only.
 unsafe impl<T: Receive<N> + Sync, const N: usize> Sync for Slot<T, N> {}
 
+impl<T: Receive<N>, const N: usize> Slot<T, N> {
+    /// Returns the address of the memory of which this is the value.
+    #[inline]
+    fn memory(value: *mut T) -> *mut Memory<T> {
+        let offset = core::mem::offset_of!(Memory<T>, value);
+        value.wrapping_byte_sub(offset).cast()
+    }
+}
+
 impl<T: Receive<N>, const N: usize> ops::Deref for Slot<T, N> {
     type Target = T;
 
@@ -586,13 +612,13 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
         let memory = self.0.as_ptr();
         // SAFETY: By the type invariant the memory is valid. `Queue::close` waits for slots that
         // are handed out, so the queue is there.
-        let (out, queue) = unsafe { (&(*memory).out, (*memory).queue.as_ref()) };
+        let (state, queue) = unsafe { (&(*memory).state, (*memory).queue.as_ref()) };
         let _rcu = rcu::read_lock();
         if queue.closed.load(Relaxed) {
             queue.put();
             return;
         }
-        out.store(0, Relaxed);
+        state.put();
         // SAFETY: The queue is not closed, and the RCU read lock is held, so the SRQ is there. By
         // the type invariant nothing else uses the memory, nor does this slot after the post.
         if let Err(refused) = unsafe { post::<T, N>(queue, self.0) } {
@@ -601,7 +627,7 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
     }
 }
 
-// SAFETY: The value stays in place until the slot is dropped: `out` is still set, and
+// SAFETY: The value stays in place until the slot is dropped: its state is not idle, and
 // `Queue::close` waits for it. No other `Slot` has it; it is `Unpin`, so no other part of the
 // kernel has its address.
 unsafe impl<T, const N: usize, const ID: u64> cqe::CqePointer<ID> for Slot<T, N>
@@ -621,8 +647,16 @@ where
         // slot's memory, which is not null, plus this offset.
         // INVARIANT: `into_ptr` has consumed the only `Slot`.
         unsafe {
-            let memory = ptr.byte_sub(core::mem::offset_of!(Memory<T>, value));
-            Self(NonNull::new_unchecked(memory).cast(), PhantomData)
+            let memory: *mut Memory<T> = Self::memory(ptr);
+            (*memory).state.hold();
+            Self(NonNull::new_unchecked(memory), PhantomData)
         }
+    }
+
+    #[inline]
+    unsafe fn note_post(ptr: *mut T, id: QpId, queue: cqe::Queue, callback: *mut bindings::ib_cqe) {
+        // SAFETY: `ptr` is from `into_ptr`, as the caller promises: the value of a slot, whose
+        // memory is valid until the owner was taken back.
+        unsafe { &(*Self::memory(ptr)).state }.post(id.get(), queue, qp::place(ptr, callback));
     }
 }

@@ -185,9 +185,10 @@ impl PostTarget {
     /// # Safety
     ///
     /// `raw` is a new QP of this PD and of this CQ for receives, and is there, with CQ and lock,
-    /// until what is returned is gone.
+    /// until what is returned is gone. `qp_id` is a new number.
     pub(crate) unsafe fn new(
         raw: NonNull<bindings::ib_qp>,
+        qp_id: QpId,
         pd: &Pd,
         recv_cq: &cq::Shared,
         reg_lock: &SpinLockIrq<()>,
@@ -197,7 +198,7 @@ impl PostTarget {
         let (dev, iwarp) = (pd.device(), pd.device().is_iwarp());
         let pages = dev.attrs().max_fast_reg_page_list_len;
         let is_checked = iwarp || [qp.max_write_sge, qp.max_read_sge, pages].contains(&0);
-        // INVARIANT: By the caller's promise, and a new number. The limits were just looked at.
+        // INVARIANT: By the caller's promise. The limits were just looked at.
         Self {
             raw,
             // SAFETY: The QP is valid, as the caller promises.
@@ -205,7 +206,7 @@ impl PostTarget {
             recv_cq: NonNull::from(&**recv_cq),
             reg_lock: NonNull::from(reg_lock),
             pd: pd.id(),
-            qp_id: QpId::next(),
+            qp_id,
             iwarp,
             rw_idle: match is_checked || qp.port == 0 {
                 true => RwState::NEVER,

@@ -67,7 +67,10 @@ use crate::{
     device::Device,
     objects,
     prelude::internal::*,
-    qp::Qp,
+    qp::{
+        AnyQp,
+        Qp, //
+    },
     qp_id::QpId,
     refs, //
 };
@@ -90,7 +93,7 @@ use kernel::{
 use state::Callback;
 
 /// The state of a request.
-type State = state::State<bindings::ib_cqe>;
+pub(crate) type State = state::State<bindings::ib_cqe>;
 
 /// The number of QPs that an entry names: with debug assertions that which it belongs to.
 const NAMED: usize = cfg!(debug_assertions) as usize;
@@ -105,8 +108,29 @@ struct Entry<T> {
 
 const _: () = assert!(QpId::FREE_BITS == state::FREE_BITS);
 
+/// Returns where the callback of an owner's request is, which is posted with this one.
+#[inline]
+pub(crate) fn place<T: cqe::HasCqe<ID>, const ID: u64>(
+    owner: *mut T,
+    callback: *mut bindings::ib_cqe,
+) -> Callback<bindings::ib_cqe> {
+    let offset = const {
+        let offset = cqe::offset::<T, ID>();
+        assert!(
+            offset >> QpId::FREE_BITS == 0,
+            "the callback of a request of an array is in its first 64 KiB"
+        );
+        offset
+    };
+    // Known to the compiler, unless the operation has a callback of its own.
+    match owner.wrapping_byte_add(offset).cast() == callback {
+        true => Callback::At(offset),
+        false => Callback::Elsewhere(callback),
+    }
+}
+
 /// The requests of an array, whatever they are.
-trait Entries: Send + Sync {
+pub(crate) trait Entries: Send + Sync {
     /// Returns the address of a request, and its state; `None` if there are not so many.
     fn entry(&self, index: usize) -> Option<(*mut c_void, &State)>;
 }
@@ -125,6 +149,14 @@ impl<T: Send> Entries for Array<T> {
     }
 }
 
+/// A request of an array: its address, and its state.
+type Item<'a> = (*mut c_void, &'a State);
+
+/// Returns the requests of an array.
+pub(super) fn all(entries: &dyn Entries) -> impl Iterator<Item = Item<'_>> {
+    (0..).map_while(|index| entries.entry(index))
+}
+
 /// Requests of an array, one behind the other, that belong to one QP.
 ///
 /// # Invariants
@@ -139,71 +171,100 @@ struct Run {
 unsafe impl Send for Run {}
 
 impl Run {
-    fn entries(&self) -> impl Iterator<Item = (*mut c_void, &State)> {
+    fn entries(&self) -> impl Iterator<Item = Item<'_>> {
         // SAFETY: By the type invariant the array is valid.
         let entries = unsafe { self.entries.as_ref() };
         self.range.clone().filter_map(|index| entries.entry(index))
     }
 }
 
+/// Queues of a QP, by which requests are looked for that it has lost.
+#[derive(Clone, Copy)]
+pub(super) struct Queues {
+    pub(super) qp: QpId,
+    pub(super) send: bool,
+    pub(super) recv: bool,
+}
+
+impl Queues {
+    fn has(self, queue: Queue) -> bool {
+        match queue {
+            Queue::Send => self.send,
+            Queue::Recv => self.recv,
+        }
+    }
+
+    /// Returns whether one of these requests is posted to one of the queues.
+    pub(super) fn have_any<'a>(self, mut of: impl Iterator<Item = Item<'a>>) -> bool {
+        of.any(|(_, state)| state.is_posted(self.qp.get(), |queue| self.has(queue)))
+    }
+
+    /// Takes the first of these requests that is posted to one of the queues, and returns its
+    /// callback.
+    ///
+    /// # Safety
+    ///
+    /// No completion comes for it, nothing is posted to the QP, and nobody else does this.
+    pub(super) unsafe fn take_lost<'a>(
+        self,
+        mut of: impl Iterator<Item = Item<'a>>,
+    ) -> Option<(*mut bindings::ib_cqe, Queue)> {
+        of.find_map(|(request, state)| {
+            let lost = state.take_lost(self.qp.get(), |queue| self.has(queue))?;
+            Some(match lost {
+                (Callback::At(offset), queue) => (request.wrapping_byte_add(offset).cast(), queue),
+                (Callback::Elsewhere(callback), queue) => (callback, queue),
+            })
+        })
+    }
+}
+
 /// The requests of a QP. An array takes its own out before it is freed.
 #[pin_data]
 pub(super) struct RequestList {
-    qp: QpId,
     #[pin]
     runs: Mutex<KVec<Run>>,
 }
 
 impl RequestList {
-    pub(super) fn new(qp: QpId) -> Result<Arc<Self>> {
+    pub(super) fn new() -> Result<Arc<Self>> {
         let list = pin_init!(Self {
-            qp,
             runs <- new_mutex!(KVec::new(), "rdma::Qp::requests"),
         });
         Arc::pin_init(list, GFP_KERNEL)
     }
 
-    /// Returns whether a request is posted to a queue of the QP that `of` selects.
-    pub(super) fn is_posted(&self, of: impl Fn(Queue) -> bool) -> bool {
-        let runs = self.runs.lock();
-        let mut entries = runs.iter().flat_map(Run::entries);
-        entries.any(|(_, state)| state.is_posted(self.qp.get(), &of))
+    /// Returns whether a request is posted to one of these queues.
+    pub(super) fn is_posted(&self, queues: Queues) -> bool {
+        queues.have_any(self.runs.lock().iter().flat_map(Run::entries))
     }
 
-    /// Gives `complete` the callback of each request that is posted to a queue of the QP that `of`
-    /// selects.
+    /// Gives `complete` the callback of each request that is posted to one of these queues.
     ///
     /// # Safety
     ///
-    /// No completion comes for them, and nothing is posted to the QP.
+    /// As [`Queues::take_lost`], for all of them.
     pub(super) unsafe fn take_lost(
         &self,
-        of: impl Fn(Queue) -> bool,
+        queues: Queues,
         mut complete: impl FnMut(*mut bindings::ib_cqe, Queue),
     ) {
-        let next = |from| {
+        let next = |from: &mut usize| {
             let runs = self.runs.lock();
-            let entries = runs.iter().flat_map(Run::entries).enumerate();
-            let mut lost = entries.skip(from).filter_map(|(n, (request, state))| {
-                let (callback, queue) = state.take_lost(self.qp.get(), &of)?;
-                let callback = match callback {
-                    Callback::At(offset) => request.wrapping_byte_add(offset).cast(),
-                    Callback::Elsewhere(callback) => callback,
-                };
-                Some((n, callback, queue))
-            });
-            lost.next()
+            let entries = runs.iter().flat_map(Run::entries).skip(*from);
+            // SAFETY: As the caller promises.
+            unsafe { queues.take_lost(entries.inspect(|_| *from += 1)) }
         };
-        let mut from = 0;
-        // The list is not locked while a handler runs, so arrays may leave it.
+        // The list is not locked while a handler runs, so arrays may leave it: it is looked through
+        // again, until nothing is found from its beginning on.
         loop {
-            match next(from) {
-                Some((n, callback, queue)) => {
-                    from = n;
-                    complete(callback, queue);
-                }
-                None if from == 0 => return,
-                None => from = 0,
+            let (mut from, mut found) = (0, false);
+            while let Some((callback, queue)) = next(&mut from) {
+                complete(callback, queue);
+                found = true;
+            }
+            if !found {
+                return;
             }
         }
     }
@@ -225,7 +286,7 @@ impl Builder {
 
     /// Adds the next request, of this QP.
     #[inline(never)]
-    fn add(&mut self, qp: &super::AnyQp) -> Result {
+    fn add(&mut self, qp: &AnyQp) -> Result {
         let (id, dev) = (qp.target.qp_id, qp.inner.pd.device());
         if self.device.get_or_insert_with(|| dev.clone()) != dev {
             return Err(EINVAL);
@@ -234,7 +295,7 @@ impl Builder {
             Some((last, _, range)) if *last == id => range.end += 1,
             last => {
                 let first = last.map_or(0, |(_, _, range)| range.end);
-                let list = qp.inner.context.requests(id)?;
+                let list = qp.inner.context.requests()?;
                 self.parts.push((id, list, first..first + 1), GFP_KERNEL)?;
             }
         }
@@ -281,8 +342,7 @@ impl deferred::Teardown for Inner {
     }
 
     fn quiesce(&self, waiter: deferred::Waiter, _cx: &Sleepable) -> Result {
-        let mut entries = (0..).map_while(|index| self.entries.entry(index));
-        if entries.all(|(_, state)| state.is_idle()) {
+        if all(&*self.entries).all(|(_, state)| state.is_idle()) {
             return Ok(());
         }
         if waiter == deferred::Waiter::WorkItem {
@@ -351,12 +411,13 @@ impl<T: Send + 'static> Requests<T> {
         let mut entries = KVVec::with_capacity(count, GFP_KERNEL | __GFP_NOWARN)?;
         for index in 0..count {
             let (qp, value) = init(index)?;
-            qp.any.inner.context.module.check_type::<T>()?;
-            builder.add(&qp.any)?;
+            let qp = &qp.any;
+            qp.inner.context.module.check_type::<T>()?;
+            builder.add(qp)?;
             entries.push_within_capacity(Entry {
                 value: UnsafeCell::new(value),
                 state: State::new(),
-                qp: [qp.id(); NAMED],
+                qp: [qp.target.qp_id; NAMED],
             })?;
         }
         let first = NonNull::from(&mut *entries).cast();
@@ -578,21 +639,9 @@ where
 
     #[inline]
     unsafe fn note_post(ptr: *mut T, qp: QpId, queue: Queue, callback: *mut bindings::ib_cqe) {
-        let offset = cqe::offset::<T, ID>();
-        const {
-            assert!(
-                cqe::offset::<T, ID>() >> QpId::FREE_BITS == 0,
-                "the callback of a request of an array is in its first 64 KiB"
-            )
-        };
-        // Known to the compiler, unless the operation has a callback of its own.
-        let callback = match ptr.wrapping_byte_add(offset).cast() == callback {
-            true => Callback::At(offset),
-            false => Callback::Elsewhere(callback),
-        };
         let entry: *mut Entry<T> = ptr.cast();
         // SAFETY: `ptr` is from `into_ptr`, as the caller promises: the address of an entry, which
         // is valid until the owner was taken back.
-        unsafe { &(*entry).state }.post(qp.get(), queue, callback);
+        unsafe { &(*entry).state }.post(qp.get(), queue, place(ptr, callback));
     }
 }

@@ -23,11 +23,11 @@ const RECV: u64 = 1;
 const ELSEWHERE: u64 = 2;
 /// The bits that numbers of QPs leave free: these, and the offset of a callback, which is aligned.
 const FREE: u64 = (1 << FREE_BITS) - 1;
-pub(super) const FREE_BITS: u32 = 16;
+pub(crate) const FREE_BITS: u32 = 16;
 
 /// The callback of a posted request.
 #[derive(Clone, Copy)]
-pub(super) enum Callback<C> {
+pub(crate) enum Callback<C> {
     /// At this offset in the request, aligned to 4 bytes at least and below `1 << FREE_BITS`.
     At(usize),
     Elsewhere(*mut C),
@@ -43,13 +43,13 @@ pub(super) enum Callback<C> {
 ///   and the place of the callback: its offset in the request, or [`ELSEWHERE`], at `callback`.
 /// - While it is [`IDLE`], the request belongs to the holder of the array; otherwise to one
 ///   `Taken`, or to the queue that it was posted to.
-pub(super) struct State<C> {
+pub(crate) struct State<C> {
     state: AtomicU64,
     callback: AtomicPtr<C>,
 }
 
 impl<C> State<C> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // INVARIANT: There is no `Taken`, and nothing is posted.
         Self {
             state: AtomicU64::new(IDLE),
@@ -59,13 +59,13 @@ impl<C> State<C> {
 
     /// Returns whether the request is idle. Acquire: all use of it has happened.
     #[inline]
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.state.load(Ordering::Acquire) == IDLE
     }
 
     /// Takes the request if it is idle, for the holder of the array.
     #[inline]
-    pub(super) fn take(&self) -> bool {
+    pub(crate) fn take(&self) -> bool {
         let idle = self.is_idle();
         if idle {
             // INVARIANT: The caller, which alone takes requests, makes the only `Taken`.
@@ -77,7 +77,7 @@ impl<C> State<C> {
     /// The holder of the request is about to post it to a queue of this QP, with this callback.
     /// Release: who finds it posted there finds the callback.
     #[inline]
-    pub(super) fn post(&self, qp: u64, queue: Queue, callback: Callback<C>) {
+    pub(crate) fn post(&self, qp: u64, queue: Queue, callback: Callback<C>) {
         let place = match callback {
             Callback::At(offset) => offset as u64,
             Callback::Elsewhere(callback) => {
@@ -92,7 +92,7 @@ impl<C> State<C> {
 
     /// The request is held again: it has completed, or was not posted.
     #[inline]
-    pub(super) fn hold(&self) {
+    pub(crate) fn hold(&self) {
         // INVARIANT: The caller has the only `Taken`.
         self.state.store(HELD, Ordering::Relaxed);
     }
@@ -100,13 +100,13 @@ impl<C> State<C> {
     /// Puts the request back, which the caller holds, and does not use after this. Release: see
     /// [`State::is_idle`].
     #[inline]
-    pub(super) fn put(&self) {
+    pub(crate) fn put(&self) {
         // INVARIANT: The caller had the only `Taken`.
         self.state.store(IDLE, Ordering::Release);
     }
 
     /// Returns whether the request is posted to a queue of this QP that `of` selects.
-    pub(super) fn is_posted(&self, qp: u64, of: impl FnOnce(Queue) -> bool) -> bool {
+    pub(crate) fn is_posted(&self, qp: u64, of: impl FnOnce(Queue) -> bool) -> bool {
         let state = self.state.load(Ordering::Acquire);
         state & !FREE == qp && of(queue(state))
     }
@@ -115,7 +115,7 @@ impl<C> State<C> {
     /// callback. The caller knows that no completion of this QP comes, that nobody posts to it, and
     /// that nobody else takes it so.
     #[cold]
-    pub(super) fn take_lost(
+    pub(crate) fn take_lost(
         &self,
         qp: u64,
         of: impl FnOnce(Queue) -> bool,
