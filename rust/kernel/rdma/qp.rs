@@ -38,10 +38,12 @@ pub(crate) use prepared::{
 };
 pub(crate) use requests::{
     place,
+    private::RequestQp as HasAnyQp,
     Entries,
     State as RequestState, //
 };
 pub use requests::{
+    RequestQp,
     Requests,
     Taken, //
 };

@@ -385,14 +385,39 @@ unsafe impl<T: Send> Send for Requests<T> {}
 // SAFETY: A shared one gives no access to the requests.
 unsafe impl<T: Send> Sync for Requests<T> {}
 
+/// A QP that requests of [`Requests`] can belong to: a [`Qp`], a [`UdQp`](crate::ud::UdQp), or an
+/// `Arc` of one.
+pub trait RequestQp: private::RequestQp {}
+impl<Q: private::RequestQp> RequestQp for Q {}
+
+pub(crate) mod private {
+    use super::*;
+
+    pub trait RequestQp {
+        fn any(&self) -> &AnyQp;
+    }
+}
+
+impl<S: PollContext, R: PollContext> private::RequestQp for Qp<S, R> {
+    fn any(&self) -> &AnyQp {
+        &self.any
+    }
+}
+
+impl<Q: private::RequestQp> private::RequestQp for Arc<Q> {
+    fn any(&self) -> &AnyQp {
+        (**self).any()
+    }
+}
+
 impl<T: Send + 'static> Requests<T> {
     /// Allocates `count` requests of a QP, side by side; `init` makes request number 0, 1 and so
     /// on.
     ///
     /// Fails with `ENOMEM`; with `EINVAL` if `count` is 0; with `EPERM` if the QP is another
     /// module's; or with the error of `init`.
-    pub fn new<S: PollContext, R: PollContext>(
-        qp: &Qp<S, R>,
+    pub fn new(
+        qp: &impl RequestQp,
         count: usize,
         mut init: impl FnMut(usize) -> Result<T>,
         cx: &Sleepable,
@@ -402,16 +427,16 @@ impl<T: Send + 'static> Requests<T> {
 
     /// As [`Requests::new`], for several QPs of one device: `init` returns the QP of each request,
     /// too. Requests of one QP are best made one after the other.
-    pub fn of_qps<'a, S: PollContext, R: PollContext>(
+    pub fn of_qps<'a, Q: RequestQp + 'a>(
         count: usize,
-        mut init: impl FnMut(usize) -> Result<(&'a Qp<S, R>, T)>,
+        mut init: impl FnMut(usize) -> Result<(&'a Q, T)>,
         _cx: &Sleepable,
     ) -> Result<Self> {
         let mut builder = Builder::new();
         let mut entries = KVVec::with_capacity(count, GFP_KERNEL | __GFP_NOWARN)?;
         for index in 0..count {
             let (qp, value) = init(index)?;
-            let qp = &qp.any;
+            let qp = qp.any();
             qp.inner.context.module.check_type::<T>()?;
             builder.add(qp)?;
             entries.push_within_capacity(Entry {
