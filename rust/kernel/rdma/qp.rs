@@ -110,14 +110,23 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
 ///
 /// `target` is the QP of `inner`, `post_recv` its driver's operation, and its queues complete to
 /// CQs whose pollers are `pollers`.
+// What a post reads comes first, up to the number of the QP: in an `Arc` that is one cache line.
+#[repr(C)]
 pub(crate) struct AnyQp {
-    pub(crate) target: wr::PostTarget,
     /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
     recv_pd: pd::Id,
     post_recv: trace::Post<bindings::ib_qp, bindings::ib_recv_wr>,
+    pub(crate) target: wr::PostTarget,
     pollers: (*const Wc, *const Wc),
     pub(crate) inner: deferred::Deferred<Inner>,
 }
+
+const _: () = {
+    use core::mem::offset_of;
+    // Behind the count of references.
+    let end = 8 + offset_of!(AnyQp, target) + wr::PostTarget::READ_BY_POSTS;
+    assert!(end <= 64);
+};
 
 impl AnyQp {
     /// See [`post::names_first`].

@@ -166,14 +166,16 @@ pub struct Remote {
 /// driver's operation. `recv_cq` is the CQ of its receives, and is valid, as is `reg_lock`. `iwarp`
 /// says whether its device is one of iWARP. Unless `rw_idle` is `RwState::NEVER`, QP and device
 /// have the limits that `rdma_rw` divides by, and the QP has a port.
+#[repr(C)]
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     /// Kept here, as it takes two loads to find it.
     pub(crate) post_send: trace::Post<bindings::ib_qp, bindings::ib_send_wr>,
-    recv_cq: NonNull<cq::Inner>,
-    reg_lock: NonNull<SpinLockIrq<()>>,
     pub(crate) pd: pd::Id,
     pub(crate) qp_id: QpId,
+    // Not read by each post.
+    recv_cq: NonNull<cq::Inner>,
+    reg_lock: NonNull<SpinLockIrq<()>>,
     pub(crate) iwarp: bool,
     /// [`RwState::IDLE`] if transfers by `rdma_rw` of all of a context's memory need no look: the
     /// driver has set all that C divides by, no peer gets a key, and the QP was created with
@@ -182,6 +184,9 @@ pub struct PostTarget {
 }
 
 impl PostTarget {
+    /// The number of bytes at the beginning that each post reads.
+    pub(crate) const READ_BY_POSTS: usize = core::mem::offset_of!(Self, recv_cq);
+
     /// # Safety
     ///
     /// `raw` is a new QP of this PD and of this CQ for receives, and is there, with CQ and lock,
