@@ -38,8 +38,9 @@ use kernel::{
 };
 use rdma::prelude::*;
 
-/// A request that the caller has or has posted.
+/// A request that the caller has or has posted. Its callback is at its address, as the twin's.
 #[derive(HasCqe)]
+#[repr(C)]
 struct Request {
     cqe: Cqe<Self>,
     buf: Buf<ToDevice>,

@@ -31,6 +31,7 @@ use kernel::{
     }, //
 };
 use rdma::{
+    dma::Bufs,
     prelude::*,
     qp::{
         InitAttr,
@@ -141,8 +142,8 @@ pub(crate) fn serve(
     pd: &Pd,
     cx: &Sleepable,
 ) -> Result<cm::Listener> {
-    let slot = |_| Request::new(pd, cx);
-    let srq = Srq::create(pd, SLOTS, slot, cx)?;
+    let mut messages = Bufs::new(pd, SLOTS as usize, CALL.max(ANSWER), cx)?;
+    let srq = Srq::create(pd, SLOTS, |_| Request::new(&mut messages, cx), cx)?;
 
     let load = Load {
         connections: connections.saturating_add(2 * BACKLOG),
@@ -188,11 +189,11 @@ struct Request {
 }
 
 impl Request {
-    fn new(pd: &Pd, cx: &Sleepable) -> Result<Self> {
+    fn new(messages: &mut Bufs<Bidirectional>, cx: &Sleepable) -> Result<Self> {
         Ok(Self {
             fetched: Cqe::new(),
             answered: Cqe::new(),
-            message: Buf::alloc(pd, CALL.max(ANSWER), cx)?,
+            message: messages.take(cx)?,
             data: Ctx::alloc(MAX_LEN, cx)?,
             call: None,
         })

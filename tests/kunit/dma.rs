@@ -27,6 +27,7 @@ use kernel::{
 };
 use rdma::{
     dma::{
+        Bufs,
         Direction,
         Lent, //
     },
@@ -69,6 +70,32 @@ mod tests {
             check_eq!(buf.cpu().len(), len);
             check!(buf.cpu().iter().all(|byte| *byte == 0));
         }
+        Ok(())
+    }
+
+    #[test]
+    fn buffers_of_a_piece_are_apart() -> Result {
+        let env = Env::new()?;
+        // In one piece; in several; each in its own, longer than a piece.
+        for (count, len) in [(5, 100), (300, 1000), (3, 200_000)] {
+            let mut bufs = Bufs::<Bidirectional>::new(&env.pd, count, len, &env.cx)?;
+            let mut all = KVec::new();
+            for n in 0..count {
+                let mut buf = bufs.take(&env.cx)?;
+                check!(buf.cpu().iter().all(|byte| *byte == 0));
+                check_eq!(buf.cpu().len(), len);
+                check_err!(buf.sge(0..len + 1), EINVAL);
+                buf.cpu().fill(n as u8 | 1);
+                all.push(buf, GFP_KERNEL)?;
+            }
+            check_err!(bufs.take(&env.cx), ENOSPC);
+            drop(bufs);
+            // A piece stays while one of its buffers does.
+            for (n, mut buf) in all.into_iter().enumerate() {
+                check!(buf.cpu().iter().all(|byte| *byte == n as u8 | 1));
+            }
+        }
+        check_err!(Bufs::<ToDevice>::new(&env.pd, 4, 0, &env.cx), EINVAL);
         Ok(())
     }
 

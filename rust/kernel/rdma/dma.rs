@@ -22,6 +22,7 @@ use core::ops::{
     DerefMut,
     Range, //
 };
+use kernel::page::PAGE_SIZE;
 
 /// A DMA-mapped buffer. The CPU accesses its bytes through [`Buf::cpu`], which borrows it
 /// exclusively. [`Buf::write`] is for bytes that are known late, as a key.
@@ -89,6 +90,114 @@ impl<D: Direction> Buf<D> {
         self.mapped.filled = 0;
         // INVARIANT: It was just synchronised for the CPU, and was not posted, as it is owned here.
         Lent(self)
+    }
+}
+
+/// Buffers of one length, of which many are in one piece of mapped memory, as a ULP has those of a
+/// queue. A piece is unmapped and freed with its last buffer.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{dma::Bufs, prelude::*};
+/// #[derive(HasCqe)]
+/// struct Response {
+///     cqe: Cqe<Self>,
+///     buf: Buf<FromDevice>,
+/// }
+/// # impl CqeHandler for Response {
+/// #     type Pointer = Taken<Self>;
+/// #     type Needs = context::Atomic;
+/// #     fn done(_: Taken<Self>, _: &Wc, _: &context::Atomic) {}
+/// # }
+///
+/// fn alloc(qp: &Qp<Softirq>, pd: &Pd, cx: &Sleepable) -> Result<Requests<Response>> {
+///     let mut bufs = Bufs::new(pd, 128, 16, cx)?;
+///     let make = |_| {
+///         Ok(Response {
+///             cqe: Cqe::new(),
+///             buf: bufs.take(cx)?,
+///         })
+///     };
+///     Requests::new(qp, 128, make, cx)
+/// }
+/// ```
+///
+/// # Invariants
+///
+/// `piece` is mapped in direction `D`, if there is one. Of its bytes those from `used` on are not
+/// part of a buffer.
+pub struct Bufs<D: Direction> {
+    pd: Pd,
+    len: usize,
+    left: usize,
+    piece: Option<Arc<Mapped>>,
+    used: usize,
+    _direction: PhantomData<D>,
+}
+
+impl<D: Direction> Bufs<D> {
+    /// Buffers begin at multiples of this, so that no two have a cache line in common.
+    const ALIGN: usize = 128;
+    /// The length of a piece at most, unless a buffer is longer. The page allocator has as much
+    /// also when memory is fragmented (`PAGE_ALLOC_COSTLY_ORDER`).
+    const MOST: usize = PAGE_SIZE << 3;
+
+    /// Prepares `count` buffers of `len` bytes, to be taken. Fails as [`Buf::alloc`].
+    pub fn new(pd: &Pd, count: usize, len: usize, _cx: &Sleepable) -> Result<Self> {
+        // INVARIANT: There is no piece yet.
+        let mut this = Self {
+            pd: pd.clone(),
+            len,
+            left: count,
+            piece: None,
+            used: 0,
+            _direction: PhantomData,
+        };
+        this.alloc()?;
+        Ok(this)
+    }
+
+    /// Returns the distance of two buffers.
+    fn stride(&self) -> Result<usize> {
+        let stride = self.len.checked_next_multiple_of(Self::ALIGN);
+        stride.filter(|stride| *stride > 0).ok_or(EINVAL)
+    }
+
+    /// Allocates the next piece.
+    fn alloc(&mut self) -> Result {
+        let stride = self.stride()?;
+        let most = Self::MOST.checked_div(stride).ok_or(EINVAL)?.max(1);
+        let len = match self.left.min(most) {
+            0 | 1 => self.len,
+            count => stride.checked_mul(count).ok_or(EINVAL)?,
+        };
+        // INVARIANT: No byte of it is part of a buffer.
+        self.piece = Some(Arc::new(Mapped::alloc(&self.pd, len, D::RAW)?, GFP_KERNEL)?);
+        self.used = 0;
+        Ok(())
+    }
+
+    /// Takes the next buffer, which may allocate a piece: in process context. Fails with `ENOSPC`
+    /// if all were taken; otherwise as [`Buf::alloc`].
+    pub fn take(&mut self, _cx: &Sleepable) -> Result<Buf<D>> {
+        if self.left == 0 {
+            return Err(ENOSPC);
+        }
+        let len = self.piece.as_ref().map_or(0, |piece| piece.len());
+        if len.saturating_sub(self.used) < self.len {
+            self.alloc()?;
+        }
+        let piece = self.piece.as_ref().ok_or(ENOMEM)?;
+        let mapped = Mapped::part(piece, self.used, self.len)?;
+        // INVARIANT: These bytes are part of the buffer.
+        self.used = self.used.saturating_add(self.stride()?);
+        self.left = self.left.saturating_sub(1);
+        // INVARIANT: It is mapped as the piece is.
+        Ok(Buf {
+            mapped,
+            _direction: PhantomData,
+        })
     }
 }
 
@@ -360,9 +469,9 @@ impl AnyDirection for OneWay {}
 ///
 /// # Invariants
 ///
-/// `memory` is `len` initialised bytes of kmalloc memory, the parts of a `KVec` that this owns.
-/// They are mapped at `addr` for the device of `pd`, in direction `dir`, or that is [`VIRT`]: the
-/// CPU and the device always see the same memory.
+/// `memory` is `len` initialised bytes of kmalloc memory: the parts of a `KVec` that this owns, or
+/// a part of `piece` that nothing else uses. They are mapped at `addr` for the device of `pd`, in
+/// direction `dir`, or that is [`VIRT`]: the CPU and the device always see the same memory.
 // The fields that a post uses are first, to share a cache line with the request's own.
 #[doc(hidden)]
 #[repr(C)]
@@ -375,6 +484,7 @@ pub struct Mapped {
     dir: bindings::dma_data_direction,
     /// The length of what was filled last.
     filled: u32,
+    piece: Option<Arc<Mapped>>,
 }
 
 /// That of the memory of software devices, which is not synchronised (`ib_uses_virt_dma`).
@@ -415,6 +525,24 @@ impl Mapped {
             memory: unsafe { NonNull::new_unchecked(memory) },
             dir: if is_virt { VIRT } else { dir },
             filled: 0,
+            piece: None,
+        })
+    }
+
+    /// Returns `len` bytes of a piece, which are part of no other buffer.
+    fn part(piece: &Arc<Self>, offset: usize, len: usize) -> Result<Self> {
+        let memory = piece.bytes(offset, len)?.cast();
+        // INVARIANT: The bytes are in the piece, which is mapped as it says, and nothing else uses
+        // them.
+        Ok(Self {
+            addr: piece.addr.wrapping_add(offset as u64),
+            len: u32::try_from(len)?,
+            lkey: piece.lkey,
+            pd: piece.pd.clone(),
+            memory: NonNull::new(memory).ok_or(EINVAL)?,
+            dir: piece.dir,
+            filled: 0,
+            piece: Some(piece.clone()),
         })
     }
 
@@ -503,6 +631,9 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
+        if self.piece.is_some() {
+            return;
+        }
         let (dev, len) = (self.pd.device().as_raw(), self.len());
         // SAFETY: By the type invariant the memory is mapped at `addr` for this device in this
         // direction, which a software device does not look at, and these are the parts of a vector.

@@ -16,6 +16,7 @@ use crate::{
     },
     dma::{
         Buf,
+        Bufs,
         FromDevice, //
     },
     message::RecvBytes,
@@ -133,32 +134,31 @@ impl RecvRing<'_> {
     pub fn post<T: RecvHandler>(&self, conn: &Arc<T>, cx: &Sleepable) -> Result {
         let (qp, withheld) = (conn.qp(), Arc::new(AtomicU32::new(self.count), GFP_KERNEL)?);
         let mut table = Table {
-            recvs: KVec::with_capacity(self.count as usize, GFP_KERNEL | __GFP_NOWARN)?,
+            recvs: KVVec::with_capacity(self.count as usize, GFP_KERNEL | __GFP_NOWARN)?,
             withheld: withheld.clone(),
             suspects: AtomicBool::new(false),
         };
-        let mut recvs = KVec::with_capacity(self.count as usize, GFP_KERNEL | __GFP_NOWARN)?;
+        let mut bufs = Bufs::new(self.pd, self.count as usize, self.len, cx)?;
         for _ in 0..self.count {
-            let recv = KBox::new_uninit(GFP_KERNEL)?;
-            let buf = Buf::alloc(self.pd, self.len, cx)?;
-            let recv = NonNull::from(KBox::leak(recv.write(Recv {
+            let recv = Recv {
                 cqe: Cqe::new(),
-                buf,
+                buf: bufs.take(cx)?,
                 conn: UnsafeCell::new(ManuallyDrop::new(conn.clone())),
                 qp: UnsafeCell::new(ManuallyDrop::new(qp.clone())),
                 ended: AtomicBool::new(false),
                 withheld: withheld.clone(),
-            })));
-            // INVARIANT: The receive was just leaked, and has not ended.
-            table.recvs.push_within_capacity(recv)?;
-            recvs.push_within_capacity(recv)?;
+            };
+            table.recvs.push_within_capacity(UnsafeCell::new(recv))?;
         }
+        let first = NonNull::from(&mut *table.recvs).cast::<Recv<T>>();
         qp.keep_table(table, cx)?;
         let mut result = Ok(());
-        for recv in recvs {
+        for index in 0..self.count as usize {
             // INVARIANT: The QP has the table, and does not end before the receive has. This is the
             // only `RecvRef`.
-            let recv = RecvRef(recv);
+            //
+            // SAFETY: The table has so many receives; a cell is as its content.
+            let recv = RecvRef(unsafe { first.add(index) });
             let unposted = match result {
                 Ok(()) => match qp.post_recv(recv, Recv::wr) {
                     Ok(()) => None,
@@ -262,13 +262,9 @@ struct Ended<T: RecvHandler> {
     _qp: Arc<QpOf<T>>,
 }
 
-/// The receives of a ring, which the QP keeps until it is destroyed.
-///
-/// # Invariants
-///
-/// The receives are from `KBox::leak`.
+/// The receives of a ring, side by side, which the QP keeps until it is destroyed.
 struct Table<T: RecvHandler> {
-    recvs: KVec<NonNull<Recv<T>>>,
+    recvs: KVVec<UnsafeCell<Recv<T>>>,
     /// The number of receives that were not posted yet, or that a [`Kept`] has.
     withheld: Arc<AtomicU32>,
     /// Set if receives that are out are lost unless another drain finds them.
@@ -281,10 +277,14 @@ unsafe impl<T: RecvHandler> Send for Table<T> {}
 impl<T: RecvHandler> Table<T> {
     fn recvs_out(&self) -> impl Iterator<Item = NonNull<Recv<T>>> + '_ {
         let is_out = |recv: &NonNull<Recv<T>>| {
-            // SAFETY: By the type invariant the receive is valid.
-            !unsafe { recv.as_ref() }.ended.load(Ordering::Acquire)
+            // SAFETY: The receive is one of the table; only this field is borrowed.
+            !unsafe { &(*recv.as_ptr()).ended }.load(Ordering::Acquire)
         };
-        self.recvs.iter().copied().filter(is_out)
+        let recvs = self
+            .recvs
+            .iter()
+            .filter_map(|recv| NonNull::new(recv.get()));
+        recvs.filter(is_out)
     }
 }
 
@@ -301,9 +301,9 @@ impl<T: RecvHandler> qp::Kept for Table<T> {
             return;
         }
         for recv in self.recvs_out() {
-            // SAFETY: By the type invariant the receive is valid. It was posted before the drain,
-            // whose marker was behind it, so it is lost: there is no `RecvRef`. Should the device
-            // complete it before the QP is destroyed, that is ignored.
+            // SAFETY: The receive is one of the table. It was posted before the drain, whose marker
+            // was behind it, so it is lost: there is no `RecvRef`. Should the device complete it
+            // before the QP is destroyed, that is ignored.
             let ended = unsafe {
                 cqe::ignore(&raw mut (*recv.as_ptr()).cqe);
                 Recv::end(recv)
@@ -315,15 +315,10 @@ impl<T: RecvHandler> qp::Kept for Table<T> {
 
 impl<T: RecvHandler> Drop for Table<T> {
     fn drop(&mut self) {
-        for recv in &self.recvs {
-            // SAFETY: By the type invariant the receive is from `KBox::leak`. A receive that has
-            // not ended was never posted, as it has a reference of the QP, which is destroyed.
-            unsafe {
-                if !recv.as_ref().ended.load(Ordering::Acquire) {
-                    drop(Recv::end(*recv));
-                }
-                drop(KBox::from_raw(recv.as_ptr()));
-            }
+        for recv in self.recvs_out() {
+            // SAFETY: The receive is one of the table. As it has not ended, it was never posted:
+            // then it had a reference of the QP, which is destroyed.
+            drop(unsafe { Recv::end(recv) });
         }
     }
 }
