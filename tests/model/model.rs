@@ -18,7 +18,7 @@ pub use shim::sync;
 
 #[path = "../../rust/kernel/rdma/sync.rs"]
 mod counters;
-#[path = "../../rust/kernel/rdma/qp/requests/state.rs"]
+#[path = "../../rust/kernel/rdma/posted/state.rs"]
 mod requests_state;
 #[path = "../../rust/kernel/rdma/session/room/state.rs"]
 mod room_state;

@@ -36,12 +36,7 @@ pub(crate) use prepared::{
     Prepared,
     Unlisted, //
 };
-pub(crate) use requests::{
-    place,
-    private::RequestQp as HasAnyQp,
-    Entries,
-    State as RequestState, //
-};
+pub(crate) use requests::private::RequestQp as HasAnyQp;
 pub use requests::{
     RequestQp,
     Requests,

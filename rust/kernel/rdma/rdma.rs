@@ -74,6 +74,7 @@ pub mod mr;
 mod objects;
 pub mod op;
 pub mod pd;
+mod posted;
 pub mod prelude;
 pub mod qp;
 mod qp_id;

@@ -60,11 +60,11 @@ use crate::{
         self,
         Pd, //
     },
-    prelude::internal::*,
-    qp::{
+    posted::{
         self,
         Entries as _, //
     },
+    prelude::internal::*,
     qp_id::QpId,
     refs,
     sync::SlotsOut,
@@ -372,7 +372,7 @@ impl SrqReservation {
     }
 
     /// Returns the slots of the SRQ.
-    pub(crate) fn slots(&self) -> &dyn qp::Entries {
+    pub(crate) fn slots(&self) -> &dyn posted::Entries {
         self.srq.slots.entries()
     }
 }
@@ -404,13 +404,13 @@ struct Memory<T> {
     /// The first field, so its address is that of the memory.
     cqe: bindings::ib_cqe,
     queue: NonNull<Queue>,
-    state: qp::RequestState,
+    state: posted::State,
     #[pin]
     value: T,
 }
 
 /// The slots of an SRQ, without their type.
-trait AnySlots: qp::Entries {
+trait AnySlots: posted::Entries {
     /// Posts all slots.
     ///
     /// # Safety
@@ -419,7 +419,7 @@ trait AnySlots: qp::Entries {
     unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result;
 
     /// These, to look at their states.
-    fn entries(&self) -> &dyn qp::Entries;
+    fn entries(&self) -> &dyn posted::Entries;
 }
 
 /// All slots of an SRQ.
@@ -449,7 +449,7 @@ impl<T: Receive<N>, const N: usize> Slots<T, N> {
                         done: Some(done::<T, N>),
                     },
                     queue: NonNull::dangling(),
-                    state: qp::RequestState::new(),
+                    state: posted::State::new(),
                     value <- value,
                 }),
                 GFP_KERNEL,
@@ -477,13 +477,13 @@ impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
         Ok(())
     }
 
-    fn entries(&self) -> &dyn qp::Entries {
+    fn entries(&self) -> &dyn posted::Entries {
         self
     }
 }
 
-impl<T: Receive<N>, const N: usize> qp::Entries for Slots<T, N> {
-    fn entry(&self, index: usize) -> Option<(*mut c_void, &qp::RequestState)> {
+impl<T: Receive<N>, const N: usize> posted::Entries for Slots<T, N> {
+    fn entry(&self, index: usize) -> Option<(*mut c_void, &posted::State)> {
         let memory = self.0.get(index)?.as_ptr();
         // SAFETY: The memory is freed by the drop of `self`; only this field is borrowed.
         Some(unsafe { ((&raw mut (*memory).value).cast(), &(*memory).state) })
@@ -657,6 +657,6 @@ where
     unsafe fn note_post(ptr: *mut T, id: QpId, queue: cqe::Queue, callback: *mut bindings::ib_cqe) {
         // SAFETY: `ptr` is from `into_ptr`, as the caller promises: the value of a slot, whose
         // memory is valid until the owner was taken back.
-        unsafe { &(*Self::memory(ptr)).state }.post(id.get(), queue, qp::place(ptr, callback));
+        unsafe { &(*Self::memory(ptr)).state }.post(id.get(), queue, posted::place(ptr, callback));
     }
 }

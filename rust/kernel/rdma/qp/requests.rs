@@ -56,8 +56,6 @@
 //! }
 //! ```
 
-mod state;
-
 use crate::{
     cqe::{
         self,
@@ -66,6 +64,12 @@ use crate::{
     deferred,
     device::Device,
     objects,
+    posted::{
+        place,
+        Callback,
+        Entries,
+        State, //
+    },
     prelude::internal::*,
     qp::{
         AnyQp,
@@ -90,10 +94,6 @@ use kernel::{
     },
     time, //
 };
-use state::Callback;
-
-/// The state of a request.
-pub(crate) type State = state::State<bindings::ib_cqe>;
 
 /// The number of QPs that an entry names: with debug assertions that which it belongs to.
 const NAMED: usize = cfg!(debug_assertions) as usize;
@@ -104,35 +104,6 @@ struct Entry<T> {
     value: UnsafeCell<T>,
     state: State,
     qp: [QpId; NAMED],
-}
-
-const _: () = assert!(QpId::FREE_BITS == state::FREE_BITS);
-
-/// Returns where the callback of an owner's request is, which is posted with this one.
-#[inline]
-pub(crate) fn place<T: cqe::HasCqe<ID>, const ID: u64>(
-    owner: *mut T,
-    callback: *mut bindings::ib_cqe,
-) -> Callback<bindings::ib_cqe> {
-    let offset = const {
-        let offset = cqe::offset::<T, ID>();
-        assert!(
-            offset >> QpId::FREE_BITS == 0,
-            "the callback of a request of an array is in its first 64 KiB"
-        );
-        offset
-    };
-    // Known to the compiler, unless the operation has a callback of its own.
-    match owner.wrapping_byte_add(offset).cast() == callback {
-        true => Callback::At(offset),
-        false => Callback::Elsewhere(callback),
-    }
-}
-
-/// The requests of an array, whatever they are.
-pub(crate) trait Entries: Send + Sync {
-    /// Returns the address of a request, and its state; `None` if there are not so many.
-    fn entry(&self, index: usize) -> Option<(*mut c_void, &State)>;
 }
 
 struct Array<T>(KVVec<Entry<T>>);
