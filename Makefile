@@ -89,9 +89,9 @@ help:
 	@echo 'make fuzz        a hundred thousand messages of a hostile peer to each sample, SEED=1 or another'
 	@echo 'make storms      networks in trouble and ends that nobody expects, in an hour or so, with SEED=;'
 	@echo '                 goes on where it was ended'
-	@echo 'make nvme        NVMe over RDMA, a HOST= and a TARGET= (c) with verified data and faults, on the stock kernel'
-	@echo '                 or with CHECKERS=1 on that with checkers; goes on where it was ended'
-	@echo 'make nvme-hostile  hosts and targets that lie, against the other ends of NVMe over RDMA'
+	@echo 'make nvme        NVMe over RDMA, a HOST= and a TARGET= (c or rust) with verified data and faults, on the stock'
+	@echo '                 kernel or with CHECKERS=1 on that with checkers; goes on where it was ended'
+	@echo 'make nvme-hostile  hosts and targets that lie, against a TARGET= and a HOST= of NVMe over RDMA'
 	@echo 'make races       the KUnit suites and those with userspace under KCSAN, SUITE=rdma_cq* only some'
 	@echo 'make rt          the KUnit suites and those with userspace under PREEMPT_RT, SUITE=rdma_cq* only some'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 20 minutes'
@@ -162,13 +162,15 @@ storms:
 
 # The environment may have a HOST that is something else.
 given = $(if $(filter command,$(origin $(1))),--$(2) $(call quoted,$(1)))
+end = $(if $(filter command,$(origin $(1))),$(call quoted,$(1)),c)
 
 nvme:
 	@$(sandbox) $(tally) scripts/nvme $(if $(CHECKERS),--kernel um-debug) $(call given,HOST,host) $(call given,TARGET,target)
 
 # Each boots a kernel: the second begins after the first.
 nvme-hostile:
-	@$(sandbox) $(tally) bash -c 'scripts/nvme-hostile target; scripts/nvme-hostile host'
+	@$(sandbox) $(tally) bash -c 'scripts/nvme-hostile --end "$$1" target; scripts/nvme-hostile --end "$$2" host' \
+		both $(call end,TARGET) $(call end,HOST)
 
 races rt:
 	@$(sandbox) scripts/$@ $(if $(SUITE),'$(SUITE)')

@@ -17,19 +17,20 @@ from pathlib import Path
 from signal import SIGINT
 
 import wire
-from case import SECONDS, sh
+from case import BUILD, FLAVOUR, SECONDS, sh
 from rping import ADDR, ports
 
 CONFIG = Path("/sys/kernel/config")
 NVMET = CONFIG / "nvmet"
 FABRICS = Path("/dev/nvme-fabrics")
 CONTROLLERS = Path("/sys/class/nvme")
-# The modules of each end, by name, and the name that a host's transport is registered with.
-HOSTS = {"c": "nvme-rdma"}
-TRANSPORTS = {"c": "rdma"}
-TARGETS = {"c": "nvmet-rdma"}
+# The modules of each end, by name, and the name that a host's transport is registered with. nvmet has one transport for
+# RDMA at a time.
+HOSTS = {"c": "nvme-rdma", "rust": "nvme_rdma_rs"}
+TRANSPORTS = {"c": "rdma", "rust": "rdma_rs"}
+TARGETS = {"c": "nvmet-rdma", "rust": "nvmet_rdma_rs"}
 # Those below the transports, which the two ends share.
-CORES = ("nvme-rdma", "nvmet-rdma", "nvmet", "nvme-fabrics", "nvme-core", "nvme-auth", "nvme-keyring")
+CORES = ("rdma_rs", "nvmet", "nvme-fabrics", "nvme-core", "nvme-auth", "nvme-keyring")
 HOSTNQN = "nqn.2014-08.org.nvmexpress:uuid:6c1e1d34-6f0b-4a0c-8d5a-4f5d1f2b9a{:02x}"
 MIB = 1 << 20
 # The exit status of fio after a signal.
@@ -81,9 +82,19 @@ def loaded(module):
     return Path("/sys/module", module.replace("-", "_")).exists()
 
 
+def insert(*modules):
+    """Loads modules of the kernel, and those of build/ after the ones that they need."""
+    ours = {module: path for module in modules if (path := BUILD / FLAVOUR / f"{module}.ko").exists()}
+    sh("modprobe", "-a", "configfs", *(module for module in modules if module not in ours))
+    for module, path in ours.items():
+        if not loaded(module):
+            insert(*filter(None, sh("modinfo", "-F", "depends", path).stdout.strip().split(",")))
+            sh("insmod", path)
+
+
 def load(host="c", target="c"):
     """Loads the modules of the named ends; either may be None."""
-    sh("modprobe", "-a", "configfs", *(names[end] for names, end in ((HOSTS, host), (TARGETS, target)) if end))
+    insert(*(names[end] for names, end in ((HOSTS, host), (TARGETS, target)) if end))
     if not CONFIG.is_mount():
         sh("mount", "-t", "configfs", "configfs", CONFIG)
 
@@ -297,6 +308,8 @@ class Controller:
         """Connects, and waits for the namespaces."""
         said = sh("nvme", "connect", *self.words(), "--output-format=json").stdout
         self.name = json.loads(said)["device"]
+        used = (self.path / "transport").read_text(encoding="ascii").strip()
+        assert used == self.options["transport"], f"{self.name} is one of {used}"
         for nsid in range(1, len(self.target.backings) + 1):
             self.disk(nsid)
 

@@ -242,7 +242,8 @@ def discovery(ground):
         said = sh("nvme", "discover", *where).stdout
         assert target.nqn in said and f"traddr:  {target.addr}" in said, said
         host = ground.controller(target)
-        sh("nvme", "connect-all", *where)
+        # The log has no name but "rdma" for a transport.
+        sh("nvme", *(["connect-all", *where] if ground.host == "c" else ["connect", *host.words()]))
         ground.verify(host.disk(), null, iodepth=16, size="256k")
         done = subprocess.run(["nvme", "disconnect", f"--nqn={target.nqn}"], capture_output=True, text=True, check=True)
         assert "disconnected 1" in done.stdout, done.stdout
