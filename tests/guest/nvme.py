@@ -82,19 +82,39 @@ def loaded(module):
     return Path("/sys/module", module.replace("-", "_")).exists()
 
 
-def insert(*modules):
-    """Loads modules of the kernel, and those of build/ after the ones that they need."""
+def insert(*modules, **parameters):
+    """Loads modules of the kernel, and those of build/ after the ones that they need. Only one may have parameters."""
     ours = {module: path for module in modules if (path := BUILD / FLAVOUR / f"{module}.ko").exists()}
-    sh("modprobe", "-a", "configfs", *(module for module in modules if module not in ours))
+    kernels = [module for module in modules if module not in ours]
+    words = [f"{name}={value}" for name, value in parameters.items()]
+    if kernels:
+        sh("modprobe", *(kernels + words if words else ["-a", *kernels]))
     for module, path in ours.items():
         if not loaded(module):
             insert(*filter(None, sh("modinfo", "-F", "depends", path).stdout.strip().split(",")))
-            sh("insmod", path)
+            sh("insmod", path, *words)
+
+
+@contextmanager
+def target_with(end, **parameters):
+    """Has the module of a target loaded with parameters, in place of the one that is there."""
+    module = TARGETS[end]
+    unload(module)
+    insert(module, **parameters)
+    try:
+        for name in parameters:
+            # A module that has it not is loaded all the same.
+            path = Path("/sys/module", module.replace("-", "_"), "parameters", name)
+            assert path.exists(), f"{module} has no parameter {name}"
+        yield
+    finally:
+        unload(module)
+        insert(module)
 
 
 def load(host="c", target="c"):
     """Loads the modules of the named ends; either may be None."""
-    insert(*(names[end] for names, end in ((HOSTS, host), (TARGETS, target)) if end))
+    insert("configfs", *(names[end] for names, end in ((HOSTS, host), (TARGETS, target)) if end))
     if not CONFIG.is_mount():
         sh("mount", "-t", "configfs", "configfs", CONFIG)
 
@@ -243,6 +263,14 @@ class Target:
         self.undo = ExitStack()
 
     def __enter__(self):
+        self.up()
+        return self
+
+    def __exit__(self, *_):
+        self.down()
+
+    def up(self):
+        """Makes all of it."""
         with ExitStack() as undo:
             self.subsystem.mkdir()
             undo.callback(self.subsystem.rmdir)
@@ -253,9 +281,9 @@ class Target:
                 self.add(nsid, backing)
             undo.enter_context(self.port)
             self.undo = undo.pop_all()
-        return self
 
-    def __exit__(self, *_):
+    def down(self):
+        """Removes what is there of it."""
         self.undo.close()
 
     def add(self, nsid, backing):
@@ -322,6 +350,13 @@ class Controller:
     @property
     def path(self):
         return CONTROLLERS / self.name
+
+    def way(self, nsid=1):
+        """The folder in sysfs of the controller's path to a namespace of a multipath disk, once it is there."""
+        def found():
+            return [path for path in self.path.glob("nvme*c*n*")
+                    if int((path / "nsid").read_text(encoding="ascii")) == nsid]
+        return until(found, f"{self.name} has no path to namespace {nsid}")[0]
 
     def state(self):
         """The state of the controller; "gone" without one."""

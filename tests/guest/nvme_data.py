@@ -175,6 +175,20 @@ def write_protection(ground):
         write_at(host.disk(), 0, data)
 
 
+@case("shared receive queues: two hosts at once", links=("rxe",))
+def shared_receives(ground):
+    first, second = Null(), Null()
+    with nvme.target_with(ground.end, use_srq=1), ground.pair(first) as (_, one), ground.pair(second) as (_, other):
+        assert "comm [nvme" in sh("rdma", "resource", "show", "srq").stdout, "the target has no SRQ"
+        with Load(one.disk(), size="1m", offset="16m") as load:
+            ground.verify(other.disk(), second, {"name": "small", "bs": "4k"}, {"name": "large", "bs": "64k", "offset": "4m"},
+                          iodepth=64, size="1m")
+            other.reset()
+            ground.figures["resets"] += 1
+            ground.stop(load)
+        ground.verify(one.disk(), first, iodepth=16, size="512k")
+
+
 @case("two namespaces at once")
 def two_namespaces(ground):
     first, second = Null(), Null()
@@ -232,66 +246,3 @@ def file_system(ground):
         target.remove(1)
         with mounted(null.device, "-o", "ro") as folder:
             same(folder / "tree", tree)
-
-
-@case("discovery: the subsystem is told, and connect-all connects", links=("rxe",))
-def discovery(ground):
-    with Null() as null, ground.target(null) as target:
-        where = [f"--transport={nvme.TRANSPORTS[ground.host]}", f"--traddr={target.addr}",
-                 f"--trsvcid={target.trsvcid}"]
-        said = sh("nvme", "discover", *where).stdout
-        assert target.nqn in said and f"traddr:  {target.addr}" in said, said
-        host = ground.controller(target)
-        # The log has no name but "rdma" for a transport.
-        sh("nvme", *(["connect-all", *where] if ground.host == "c" else ["connect", *host.words()]))
-        ground.verify(host.disk(), null, iodepth=16, size="256k")
-        done = subprocess.run(["nvme", "disconnect", f"--nqn={target.nqn}"], capture_output=True, text=True, check=True)
-        assert "disconnected 1" in done.stdout, done.stdout
-        nvme.until(lambda: not list(nvme.CONTROLLERS.iterdir()), "a controller is still there")
-
-
-@contextmanager
-def authenticated(ground, key):
-    """A target that lets one host in, by a secret: the target, the host and the secret that it uses in its options."""
-    null = Null()
-    with null, ground.target(null, attr_allow_any_host=0) as target:
-        host = ground.controller(target, dhchap_secret=key)
-        entry = nvme.NVMET / "hosts" / host.hostnqn
-        allowed = target.subsystem / "allowed_hosts" / host.hostnqn
-        entry.mkdir()
-        try:
-            allowed.symlink_to(entry)
-            yield null, host, entry / "dhchap_key"
-        finally:
-            allowed.unlink(missing_ok=True)
-            entry.rmdir()
-
-
-def secret():
-    return sh("nvme", "gen-dhchap-key", "--hmac=1").stdout.strip()
-
-
-@case("authentication: DH-HMAC-CHAP", links=("rxe",))
-def authentication(ground):
-    key = secret()
-    with authenticated(ground, key) as (null, host, file):
-        nvme.write(file, key)
-        with host:
-            ground.verify(host.disk(), null, iodepth=16, size="256k")
-            host.reset()
-            ground.verify(host.disk(), null, iodepth=16, size="256k", randseed=2)
-
-
-@case("authentication: a wrong secret is refused", links=("rxe",),
-      defects={("host", "c"): "it waits for a minute, uninterruptibly, as it does not notice that the target "
-                              "disconnects a queue that is being set up"})
-def wrong_secret(ground):
-    with authenticated(ground, secret()) as (_, host, file):
-        nvme.write(file, secret())
-        try:
-            host.connect()
-        except subprocess.CalledProcessError:
-            pass
-        else:
-            host.disconnect()
-            raise AssertionError("a host with a wrong secret was let in")

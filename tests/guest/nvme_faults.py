@@ -21,9 +21,9 @@ RECONNECTS = 5
 
 
 @contextmanager
-def loaded(ground, stop=True, **options):
+def loaded(ground, null=None, stop=True, **options):
     """A pair, and a load on its disk, which goes on through the fault, or which that ends; then all is verified."""
-    null = Null()
+    null = null or Null()
     options = {"reconnect_delay": DELAY, "ctrl_loss_tmo": 600, **options}
     with ground.pair(null, **options) as (target, host):
         with Load(host.disk(), size="1m", offset="16m") as load:
@@ -85,6 +85,35 @@ def reconnects(ground):
             ground.figures["reconnects"] += 1
 
 
+@case("target taken down and set up again under load, twice")
+def set_up_again(ground):
+    """blktests' nvme/061: port, subsystem and namespace are removed, and made anew with the same names."""
+    null = Null()
+    # By which the host knows it again.
+    null.namespace = {"device_uuid": "5c0e6a2e-3f0b-4f7e-9b1d-1f2a3b4c5d6e"}
+    with loaded(ground, null) as (target, host, _):
+        for _ in range(2):
+            target.down()
+            host.settle("connecting")
+            target.up()
+            host.settle()
+            ground.figures["reconnects"] += 1
+            flowing(host)
+
+
+@case("target finds its controller fatal, under load, 3 times", links=("rxe",), checkers=True)
+def fatal(ground):
+    """blktests' nvme/060: the target ends the queues of a controller by itself, and is told so by debugfs."""
+    with loaded(ground) as (target, host, _):
+        for _ in range(3):
+            state, = Path("/sys/kernel/debug/nvmet", target.nqn).glob("ctrl*/state")
+            nvme.write(state, "fatal")
+            until(lambda old=state.parent: not old.exists(), "the target still has the controller")
+            host.settle()
+            ground.figures["reconnects"] += 1
+            flowing(host)
+
+
 @case("namespace disabled and enabled under load", links=("rxe",))
 def namespace(ground):
     with loaded(ground, stop=False) as (target, host, load):
@@ -118,6 +147,37 @@ def disconnect_soon(ground):
             sh("nvme", "disconnect", f"--nqn={target.nqn}")
         with ground.controller(target) as host:
             ground.verify(host.disk(), null, iodepth=16, size="256k")
+
+
+CONTROLLERS = 25
+
+
+@case(f"{2 * CONTROLLERS} connections at once, under load", links=("rxe",))
+def many_at_once(ground):
+    null = Null()
+    with null, ground.target(null) as target, ExitStack() as stack:
+        few = {"nr_io_queues": 1, "queue_size": 16, "keep_alive_tmo": 60}
+        hosts = [stack.enter_context(ground.controller(target, **few)) for _ in range(CONTROLLERS)]
+        with Load(hosts[0].disk(), size="1m", offset="16m", iodepth=64) as load:
+            assert len([line for line in nvme.objects() if " type RC " in line]) >= 4 * CONTROLLERS, "QPs are missing"
+            for host in hosts[1:]:
+                host.disconnect()
+            flowing(hosts[0])
+            ground.stop(load)
+        ground.verify(hosts[0].disk(), null, iodepth=16, size="256k", randseed=3)
+
+
+for connections in (50, 500):
+    @case(f"{connections} connections made and ended", connections, links=("rxe",), named=connections > 50)
+    def many(ground, number):
+        null = Null()
+        with null, ground.target(null) as target:
+            for _ in range(number // 2):
+                host = ground.controller(target, nr_io_queues=1, queue_size=16)
+                sh("nvme", "connect", *host.words())
+                sh("nvme", "disconnect", f"--nqn={target.nqn}")
+            with ground.controller(target) as host:
+                ground.verify(host.disk(), null, iodepth=16, size="256k")
 
 
 @case("reset and disconnected at once under load", links=("rxe",),
@@ -256,27 +316,6 @@ def timeout(ground):
             raise AssertionError("an I/O of 4 s did not time out")
         host.settle()
         ground.figures["reconnects"] += 1
-
-
-@case("two paths: each port goes, and I/O goes on", links=("rxe",))
-def paths(ground):
-    null = Null()
-    with null, ground.target(null) as target, nvme.Port(target.subsystem, target.addr) as second:
-        one = ground.controller(target, reconnect_delay=DELAY)
-        with one, ground.controller(target, **{**one.options, "trsvcid": second.trsvcid}) as other:
-            disk = one.disk()
-            with Load(disk, size="1m", offset="16m") as load:
-                for port_of, host in ((target, one), (second, other)):
-                    flowing(one)
-                    port_of.disable()
-                    host.settle("connecting")
-                    flowing(one)
-                    port_of.enable()
-                    host.settle()
-                    ground.figures["reconnects"] += 1
-                flowing(one)
-                ground.stop(load)
-            ground.verify(disk, null, iodepth=16, size="256k", randseed=3)
 
 
 # Fewer packets are late than in the storms: a connection of C on rxe ends there whenever 64 KiB are sent, and is made

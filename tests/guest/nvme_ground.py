@@ -10,35 +10,39 @@ import nvme
 from nvme import Controller, Null, Target
 
 CASES = {}
-# What a kernel has not that a link needs, by the link, and whether it is the stock kernel.
+# What a kernel has not that a link or a case needs, by these, and whether it is the stock kernel.
 MISSING = {("wire", False): "the kernel with checkers has no rules of routing, by which both ends are in one namespace",
-           ("siw", True): "Debian's kernel has no siw"}
+           ("siw", True): "Debian's kernel has no siw",
+           ("checkers", True): "Debian's kernel has no faults and no files of nvmet in debugfs"}
 MIB = nvme.MIB
 
 
 class Case:
-    """A case on a link. Defects are why it is not run with an end of a name, by both: ("host", "c")."""
+    """A case on a link. Defects are why it is not run with an end of a name, by both: ("host", "c"). It may need the
+    kernel with checkers, be one that runs only where it is named, and last for so many seconds on a busy machine."""
 
-    def __init__(self, name, function, link, args, defects):
-        self.name, self.function, self.link, self.args, self.defects = name, function, link, args, defects
+    def __init__(self, name, function, link, args, defects=None, checkers=False, named=False, seconds=600):
+        self.name, self.function, self.link, self.args, self.defects = name, function, link, args, defects or {}
+        self.checkers, self.named, self.seconds = checkers, named, seconds
 
     def skipped(self, host, target, stock):
         """Why it is not run, or an empty string."""
-        if (self.link, stock) in MISSING:
-            return MISSING[self.link, stock]
+        for need in (self.link, *(["checkers"] if self.checkers else [])):
+            if (need, stock) in MISSING:
+                return MISSING[need, stock]
         for end, name in (("host", host), ("target", target)):
             if (end, name) in self.defects:
                 return f"{name.upper()} {end}: {self.defects[end, name]}"
         return ""
 
 
-def case(name, *args, links=("rxe", "wire"), defects=None):
+def case(name, *args, links=("rxe", "wire"), **how):
     """Declares a case for each link. It fails by raising. `defects` says what an end of a name does wrong in it: it is
     skipped for that."""
     def add(function):
         for link in links:
             full = f"{link}: {name}"
-            CASES[full] = Case(full, function, link, args, defects or {})
+            CASES[full] = Case(full, function, link, args, **how)
         return function
     return add
 

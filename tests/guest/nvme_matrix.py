@@ -18,11 +18,9 @@ import nvme
 from case import bound, sh
 from nvme_ground import CASES, Ground
 # They run in this order.
-import nvme_data, nvme_faults       # pylint: disable=unused-import,multiple-imports
+import nvme_data, nvme_discovery, nvme_auth, nvme_faults, nvme_paths  # pylint: disable=unused-import,multiple-imports
 
 DONE, LATER = 0, 4
-# The longest time of a case, on a busy machine: a quiet one takes some seconds.
-LONGEST = 600
 
 
 class Progress:
@@ -44,7 +42,7 @@ def run(case, host, target):
     """Runs a case: its figures, and why it has failed."""
     ground, failed = Ground(case.link, host, target), ""
     Path("/dev/kmsg").write_text(f"rdma-rs test: {case.name}\n", encoding="utf-8")
-    bound(case.name, LONGEST)
+    bound(case.name, case.seconds)
     try:
         case.function(ground, *case.args)
         nvme.none_left()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The cases of several paths to one disk over NVMe over RDMA."""
+
+from contextlib import ExitStack, contextmanager
+
+import nvme
+from nvme import Load, Null, until
+from nvme_faults import DELAY, flowing
+from nvme_ground import case
+
+# The states of three ports, one after the other.
+STATES = (("optimized", "non-optimized", "inaccessible"), ("inaccessible", "optimized", "non-optimized"),
+          ("non-optimized", "inaccessible", "optimized"), ("inaccessible", "inaccessible", "non-optimized"),
+          ("optimized", "optimized", "optimized"))
+
+
+@contextmanager
+def ported(ground, number):
+    """A backing, its subsystem's ports, so many, and a controller of one host by each."""
+    null = Null()
+    with null, ground.target(null) as target, ExitStack() as stack:
+        ports = [target.port] + [stack.enter_context(nvme.Port(target.subsystem, target.addr))
+                                 for _ in range(number - 1)]
+        first = ground.controller(target, reconnect_delay=DELAY)
+        hosts = [stack.enter_context(ground.controller(target, **{**first.options, "trsvcid": port.trsvcid}))
+                 for port in ports]
+        yield null, ports, hosts
+
+
+@case("two paths: each port goes, and I/O goes on", links=("rxe",))
+def paths(ground):
+    with ported(ground, 2) as (null, ports, hosts):
+        disk = hosts[0].disk()
+        with Load(disk, size="1m", offset="16m") as load:
+            for port, host in zip(ports, hosts):
+                flowing(hosts[0])
+                port.disable()
+                host.settle("connecting")
+                flowing(hosts[0])
+                port.enable()
+                host.settle()
+                ground.figures["reconnects"] += 1
+            flowing(hosts[0])
+            ground.stop(load)
+        ground.verify(disk, null, iodepth=16, size="256k", randseed=3)
+
+
+def done_by(way):
+    """The reads and writes that were completed by a path."""
+    words = (way / "stat").read_text(encoding="ascii").split()
+    return int(words[0]) + int(words[4])
+
+
+@case("ANA: the states of three ports change under load", links=("rxe",))
+def states(ground):
+    with ported(ground, 3) as (null, ports, hosts):
+        disk, ways = hosts[0].disk(), [host.way() for host in hosts]
+        with Load(disk, size="1m", offset="16m") as load:
+            for row in STATES:
+                for port, way, state in zip(ports, ways, row):
+                    nvme.write(port.path / "ana_groups/1/ana_state", state)
+                    # The target sends the next event only once the host has read the log.
+                    until(lambda: (way / "ana_state").read_text(encoding="ascii").strip() == state,
+                          f"the host does not know that a port is {state}")
+                # Those that were under way are done after this.
+                flowing(hosts[0])
+                before = [done_by(way) for way in ways]
+                flowing(hosts[0])
+                went = [done_by(way) > then for way, then in zip(ways, before)]
+                best = next(state for state in ("optimized", "non-optimized") if state in row)
+                assert any(done for state, done in zip(row, went) if state == best), f"{row}: I/Os went by {went}"
+                assert not any(done for state, done in zip(row, went) if state == "inaccessible"), \
+                    f"{row}: I/Os went by {went}"
+            ground.stop(load)
+        ground.verify(disk, null, iodepth=16, size="256k", randseed=3)
