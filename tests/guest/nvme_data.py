@@ -181,8 +181,8 @@ def shared_receives(ground):
     with nvme.target_with(ground.end, use_srq=1), ground.pair(first) as (_, one), ground.pair(second) as (_, other):
         assert "comm [nvme" in sh("rdma", "resource", "show", "srq").stdout, "the target has no SRQ"
         with Load(one.disk(), size="1m", offset="16m") as load:
-            ground.verify(other.disk(), second, {"name": "small", "bs": "4k"}, {"name": "large", "bs": "64k", "offset": "4m"},
-                          iodepth=64, size="1m")
+            ground.verify(other.disk(), second, {"name": "small", "bs": "4k"},
+                          {"name": "large", "bs": "64k", "offset": "4m"}, iodepth=64, size="1m")
             other.reset()
             ground.figures["resets"] += 1
             ground.stop(load)
