@@ -5,8 +5,8 @@
 export KERNEL
 sandbox := scripts/sandbox
 
-.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms nvme nvme-hostile races \
-	rt bench patches doc rust-analyzer deb package-test hosts next intree ulp update clean distclean
+.PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms nvme nvme-hostile nvme-power \
+	races rt bench patches doc rust-analyzer deb package-test hosts next intree ulp update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -91,6 +91,7 @@ help:
 	@echo '                 goes on where it was ended'
 	@echo 'make nvme        NVMe over RDMA, a HOST= and a TARGET= (c or rust) with verified data and faults, on the stock'
 	@echo '                 kernel or with CHECKERS=1 on that with checkers; goes on where it was ended'
+	@echo 'make nvme-power  a TARGET= and a HOST= in two kernels, of which one loses its power under load'
 	@echo 'make nvme-hostile  hosts and targets that lie, against a TARGET= and a HOST= of NVMe over RDMA'
 	@echo 'make races       the KUnit suites and those with userspace under KCSAN, SUITE=rdma_cq* only some'
 	@echo 'make rt          the KUnit suites and those with userspace under PREEMPT_RT, SUITE=rdma_cq* only some'
@@ -171,6 +172,9 @@ nvme:
 nvme-hostile:
 	@$(sandbox) $(tally) bash -c 'scripts/nvme-hostile --end "$$1" target; scripts/nvme-hostile --end "$$2" host' \
 		both $(call end,TARGET) $(call end,HOST)
+
+nvme-power:
+	@$(sandbox) $(tally) scripts/nvme-power $(call given,HOST,host) $(call given,TARGET,target)
 
 races rt:
 	@$(sandbox) scripts/$@ $(if $(SUITE),'$(SUITE)')

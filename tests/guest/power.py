@@ -23,6 +23,7 @@ PORT = 7200
 
 
 def up(me):
+    """Makes an rxe link on one end of a wire, whose other end is joined to the other kernel."""
     sh("modprobe", "-a", "veth", "rdma_rxe", "rdma_ucm")
     sh("mount", "-t", "configfs", "configfs", "/sys/kernel/config")
     sh("ip", "link", "set", "lo", "up")
@@ -33,8 +34,6 @@ def up(me):
     for interface in ("wire0", "line0"):
         sh("ip", "link", "set", interface, "up")
     sh("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "wire0")
-    for module in ("rdma_rs", "rdma_rping"):
-        sh("insmod", f"{BUILD}/{FLAVOUR}/{module}.ko")
 
 
 @contextmanager
@@ -102,6 +101,8 @@ def survive(rng):
 def main():
     me = sys.argv[1]
     up(me)
+    for module in ("rdma_rs", "rdma_rping"):
+        sh("insmod", f"{BUILD}/{FLAVOUR}/{module}.ko")
     if me == "victim":
         with line(), Pair(me, False) as pair:
             pair.thread.join()
