@@ -14,6 +14,7 @@ use crate::{
         Message,
         Transfer, //
     },
+    rng::Rng,
     session::{
         Ask,
         Conn,
@@ -24,7 +25,10 @@ use crate::{
     },
     steps::Turn,
     way::Way,
-    world::LEN, //
+    world::{
+        calm,
+        LEN, //
+    }, //
 };
 use kernel::prelude::*;
 use rdma::{
@@ -63,13 +67,17 @@ const KINDS: [Kind; 5] = [
     Kind::Slot,
 ];
 
-/// Has a post be refused without a word about which request it was, or a completion not come.
-fn lose<C: Way>(t: &mut Turn<'_, C>, null: &NullDevice, qp: &Qp<C>) -> Result {
-    let injection = match t.rng.once_in(4) {
+/// Has a post be refused without a word about which request it was, or a completion of it not come.
+/// What fails before it comes to the device loses nothing, nor may the drain of the QP then.
+fn lose<R>(rng: &mut Rng, null: &NullDevice, num: u32, post: impl FnOnce() -> R) -> Result<R> {
+    let injection = match rng.once_in(4) {
         true => Injection::Mute { after: 0, errno: 5 },
         false => Injection::Vanish { count: 1 },
     };
-    null.inject_qp(qp.num(), injection)
+    null.inject_qp(num, injection)?;
+    let posted = post();
+    calm(null, num);
+    Ok(posted)
 }
 
 /// A QP and a CQ of this thread alone; one of the completions does not come. Then both end.
@@ -111,12 +119,15 @@ fn post<C: Way>(t: &mut Turn<'_, C>, kind: Kind, null: &NullDevice, qp: &Arc<Qp<
                 let mut tag = tags.take()?;
                 let id = tag.id().to_u32();
                 tag.parts().1.ask(id);
-                if n == 0 {
-                    lose(t, null, qp)?;
-                }
-                let posted = tag.post(qp, |question, chain: &mut Chain<'_, 1>| {
-                    chain.push(SendWr::send([question.buf.whole()]))
-                });
+                let post = || {
+                    tag.post(qp, |question, chain: &mut Chain<'_, 1>| {
+                        chain.push(SendWr::send([question.buf.whole()]))
+                    })
+                };
+                let posted = match n {
+                    0 => lose(&mut t.rng, null, qp.num(), post)?,
+                    _ => post(),
+                };
                 if let Err(mut e) = posted {
                     if let Some(tag) = &mut e.owner {
                         tag.parts().1.life.refused();
@@ -133,12 +144,15 @@ fn post<C: Way>(t: &mut Turn<'_, C>, kind: Kind, null: &NullDevice, qp: &Arc<Qp<
             for n in 0..4 {
                 let note = Note::new(t.memory()?, None, t.life())?;
                 note.life.post_in_part();
-                if n == 1 {
-                    lose(t, null, qp)?;
-                }
-                let posted = ring.post(qp, note, |note, chain: &mut Chain<'_, 2>| {
-                    note.links(chain, false, false)
-                });
+                let post = || {
+                    ring.post(qp, note, |note, chain: &mut Chain<'_, 2>| {
+                        note.links(chain, false, false)
+                    })
+                };
+                let posted = match n {
+                    1 => lose(&mut t.rng, null, qp.num(), post)?,
+                    _ => post(),
+                };
                 if let Err(e) = posted {
                     none_posted(e.owner, |note| &note.life);
                 }
@@ -156,14 +170,15 @@ fn post<C: Way>(t: &mut Turn<'_, C>, kind: Kind, null: &NullDevice, qp: &Arc<Qp<
             let count = 1 + t.rng.below(count);
             null.inject_qp(qp.num(), Injection::Vanish { count })?;
             null.inject_qp(qp.num(), Injection::Fail)?;
+            calm(null, qp.num());
             conn.end();
             posted
         }
         Kind::Transfer => {
             let owner = Transfer::new(LEN, t.life(), cx)?;
             owner.life.post_in_part();
-            lose(t, null, qp)?;
-            qp.post_rw(owner, |o| o.write(NOWHERE, cx)).map_err(|e| {
+            let post = || qp.post_rw(owner, |o| o.write(NOWHERE, cx));
+            lose(&mut t.rng, null, qp.num(), post)?.map_err(|e| {
                 let error = e.error();
                 none_posted(e.owner, |o| &o.life);
                 error
@@ -189,12 +204,13 @@ fn slot<C: Way>(t: &mut Turn<'_, C>, null: &NullDevice) -> Result {
     null.inject_qp(from.num(), Injection::Connect { peer: to.num() })?;
     null.inject_qp(to.num(), Injection::Connect { peer: from.num() })?;
     null.inject_qp(to.num(), Injection::Vanish { count: 1 })?;
-    for _ in 0..2 {
+    let posted = (0..2).try_for_each(|_| {
         let message = t.message()?;
         message.life.post();
         from.post_send(message, Message::send)
-            .map_err(|e| refused(e, |m| &m.life))?;
-    }
+            .map_err(|e| refused(e, |m| &m.life))
+    });
+    calm(null, to.num());
     drop(srq);
-    to.destroy(cx)
+    to.destroy(cx).and(posted)
 }

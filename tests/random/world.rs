@@ -186,6 +186,7 @@ pub(crate) fn calm(null: &NullDevice, num: u32) {
             errno: 5,
         },
         Injection::Modify { errno: 5, count: 0 },
+        Injection::Vanish { count: 0 },
         Injection::Release {
             count: never,
             reversed: true,
