@@ -30,6 +30,9 @@ fn inject<C: Way>(t: &mut Turn<'_, C>, injection: Injection) -> Result {
     }
     if t.rng.once_in(3) {
         let session = t.world.session(&mut t.rng, t.cx)?;
+        if session.in_order && matches!(injection, Injection::Hold { .. }) {
+            return Err(EOPNOTSUPP);
+        }
         let [a, b] = &session.ends;
         let end = if t.rng.once_in(2) { a } else { b };
         return t.world.null()?.inject_qp(end.qp.num(), injection);

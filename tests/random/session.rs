@@ -553,6 +553,9 @@ impl<C: Way> RecvHandler for Conn<C> {
 /// Two ends.
 pub(crate) struct Session<C: Way> {
     pub(crate) ends: [Arc<Conn<C>>; 2],
+    /// `true` if no completion is held back. A drain takes a receive for lost that is behind its
+    /// marker, as the completions of one queue come in order: only such QPs are drained.
+    pub(crate) in_order: bool,
     null: Option<Arc<NullDevice>>,
 }
 
@@ -560,6 +563,7 @@ impl<C: Way> Session<C> {
     /// Makes the tables of two QPs that are connected, and posts their receives.
     pub(crate) fn new(
         qps: &[Arc<Qp<C>>; 2],
+        in_order: bool,
         world: &World<C>,
         cx: &Sleepable,
     ) -> Result<Arc<Self>> {
@@ -572,6 +576,7 @@ impl<C: Way> Session<C> {
                 Conn::new(a, &ours, &theirs, world, cx)?,
                 Conn::new(b, &theirs, &ours, world, cx)?,
             ],
+            in_order,
             null: world.null().ok().cloned(),
         };
         for conn in &this.ends {

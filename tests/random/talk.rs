@@ -16,6 +16,7 @@ use crate::{
         Kind,
         Note,
         Ring,
+        Session,
         NOWHERE, //
     },
     steps::{
@@ -50,9 +51,12 @@ use rdma::{
 };
 use rdma_null::Injection;
 
+/// A session, and an end of it.
+type End<C> = (Arc<Session<C>>, Arc<Conn<C>>);
+
 impl<C: Way> Turn<'_, C> {
-    /// Returns an end of a session, which lasts as long as the other value.
-    fn conn(&mut self) -> Result<(impl Sized + use<C>, Arc<Conn<C>>)> {
+    /// Returns a session, which lasts as long as this value, and an end of it.
+    fn conn(&mut self) -> Result<End<C>> {
         let index = self.rng.below(2) as usize;
         let session = self.world.session(&mut self.rng, self.cx)?;
         let conn = session.ends.get(index).ok_or(EINVAL)?.clone();
@@ -115,7 +119,10 @@ pub(crate) fn note<C: Way>(t: &mut Turn<'_, C>) -> Result {
 
 /// Ends all that is posted of an end.
 pub(crate) fn reclaim<C: Way>(t: &mut Turn<'_, C>) -> Result {
-    let (_session, conn) = t.conn()?;
+    let (session, conn) = t.conn()?;
+    if !session.in_order {
+        return Err(EOPNOTSUPP);
+    }
     let ended = conn.reclaim(t.cx);
     if ended == Err(ETIMEDOUT) {
         t.world.tally.wrong("a drain has waited for a minute");
@@ -201,7 +208,7 @@ fn borrow<C: Way + CorePolled>(qp: &Qp<C>, us: u32, life: Life) -> Result {
 
 /// Sets the context of a QP, takes it away, or has a handler borrow it.
 pub(crate) fn context<C: Way + CorePolled>(t: &mut Turn<'_, C>) -> Result {
-    let (_session, conn) = t.conn()?;
+    let (session, conn) = t.conn()?;
     let (qp, num) = (&conn.qp, conn.qp.num());
     match t.rng.below(16) {
         0..=2 => {
@@ -224,7 +231,7 @@ pub(crate) fn context<C: Way + CorePolled>(t: &mut Turn<'_, C>) -> Result {
             qp.set_context(found, t.cx)
         }
         // This drains the QP, so that it waits for the handler.
-        3 => {
+        3 if session.in_order => {
             borrow(qp, 500, t.life())?;
             qp.clear_context(t.cx)
         }

@@ -365,7 +365,7 @@ impl<C: Way> World<C> {
             }
         }
         let qps = self.net.pair(&self.parts, Sort::Session, rng, cx)?;
-        let session = Session::new(&qps, self, cx)?;
+        let session = Session::new(&qps, rng.once_in(2), self, cx)?;
         self.replace_session(index, Some(session.clone()));
         Ok(session)
     }
