@@ -140,6 +140,10 @@ impl Machine {
             byte_len: result.unwrap_or(0),
             ..Entry::default()
         };
+        // So do bnxt_re and cxgb4, where it proves nothing.
+        if wr.invalidates_remotely() {
+            (entry.flags, entry.ex) = (bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE, wr.ex);
+        }
         qp.sends += 1;
         qp.unsignaled += 1;
         let (cq, is_rc) = (qp.config.send_cq, qp.is_rc());
