@@ -101,7 +101,11 @@ impl CqeHandler for Message {
     type Pointer = Pin<KBox<Self>>;
     type Needs = context::Atomic;
 
-    fn done(this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
+        let sent = wc.result().ok().filter(|wc| wc.opcode() == Opcode::Send);
+        if sent.is_some_and(|wc| wc.invalidated_rkey().is_some()) {
+            this.life.wrong("a send has proved that a key is invalid");
+        }
         this.life.back();
     }
 }
