@@ -2,6 +2,8 @@
 
 //! Requests that the device loses: they end with their QP.
 
+#[cfg(has_faults)]
+use crate::fixture::with_fault;
 use crate::{
     check::{
         expect,
@@ -256,6 +258,50 @@ fn transfer_ends<C: Polled>() -> Result {
     is_removed(null)
 }
 
+/// Has the memory of contexts be missing, at several depths of the stack.
+#[cfg(has_faults)]
+#[inline(never)]
+fn contexts_fail(depth: u32) -> Result {
+    let (made, failed) = with_fault(1, || Ctx::<Bidirectional>::empty(GFP_KERNEL));
+    check!(failed && made.is_err());
+    match depth.checked_sub(1) {
+        Some(depth) => contexts_fail(core::hint::black_box(depth)),
+        None => Ok(()),
+    }
+}
+
+/// Many transfers that are lost, while there is no memory for others.
+#[cfg(has_faults)]
+fn transfers_end() -> Result {
+    const MANY: u32 = 256;
+    let (null, flushed) = (NullEnv::new()?, Counter::new()?);
+    let env = &null.env;
+    let cq = env.cq::<Softirq>(2 * MANY + 16)?;
+    let qp = InitAttr::new(&env.pd, &cq, &cq, &Caps::new(4, 4))
+        .rw_contexts(MANY, 1)
+        .create(&env.cx)?;
+    null.dev
+        .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+    let count = MANY;
+    null.dev.inject_qp(qp.num(), Injection::Vanish { count })?;
+    for _ in 0..MANY {
+        let transfer = Transfer {
+            cqe: Cqe::new(),
+            data: Ctx::alloc(64, &env.cx)?,
+            flushed: flushed.clone(),
+        };
+        let nowhere = Remote { addr: 0, rkey: 0 };
+        qp.post_rw(KBox::pin(transfer, GFP_KERNEL)?, |t| {
+            Ok(Rw::write(&t.data, .., nowhere, &env.cx))
+        })?;
+    }
+    contexts_fail(16)?;
+    qp.destroy(&env.cx)?;
+    check_eq!(flushed.get(), MANY as i32);
+    drop(cq);
+    is_removed(null)
+}
+
 /// A request of an array.
 #[derive(HasCqe)]
 struct Again<N: 'static> {
@@ -489,6 +535,12 @@ mod tests {
     }
 
     /// A thread may keep what it has polled for as long as it likes.
+    #[cfg(has_faults)]
+    #[test]
+    fn transfers_beside_contexts_without_memory() -> Result {
+        transfers_end()
+    }
+
     #[test]
     fn marker_does_not_wait_in_an_array() -> Result {
         let null = NullEnv::new()?;

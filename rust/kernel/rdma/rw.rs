@@ -540,8 +540,10 @@ impl Inner {
 impl RawCtx {
     /// Makes a context without memory.
     fn new(flags: Flags) -> Result<KBox<Self>> {
+        // There is no context before there is memory for it: its drop takes it out of the table.
+        let memory = KBox::<Self>::new_uninit(flags)?;
         // INVARIANT: There is neither an owner nor a transfer. The list has no entries.
-        let this = Self {
+        let this = memory.write(Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
             state: RwState::new(),
             inner: UnsafeCell::new(Inner {
@@ -558,8 +560,7 @@ impl RawCtx {
             entry: UnsafeCell::new(None),
             len: UnsafeCell::new(0),
             links: lost::Links::new(),
-        };
-        let this = KBox::new(this, flags)?;
+        });
         // SAFETY: The context is new, stays in its box, and removes itself when it is dropped.
         unsafe { lost::add(&*this) };
         Ok(this)
