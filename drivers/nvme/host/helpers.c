@@ -2,6 +2,16 @@
 
 #include "helpers.h"
 
+/* Each has its own lock class, as one of them waits for others. */
+void nvme_helper_init_works(struct work_struct *reset, work_func_t reset_fn,
+			    struct work_struct *err, work_func_t err_fn,
+			    struct delayed_work *reconnect, work_func_t reconnect_fn)
+{
+	INIT_WORK(reset, reset_fn);
+	INIT_WORK(err, err_fn);
+	INIT_DELAYED_WORK(reconnect, reconnect_fn);
+}
+
 enum nvme_ctrl_state nvme_helper_ctrl_state(struct nvme_ctrl *ctrl)
 {
 	return nvme_ctrl_state(ctrl);
@@ -22,14 +32,21 @@ void nvme_helper_auth_stop(struct nvme_ctrl *ctrl)
 	nvme_auth_stop(ctrl);
 }
 
+unsigned long nvme_helper_get_virt_boundary(struct nvme_ctrl *ctrl, bool is_admin)
+{
+	return nvme_get_virt_boundary(ctrl, is_admin);
+}
+
+/* Adds the attempts to connect to their sum, before they are forgotten. */
+void nvme_helper_reconnected(struct nvme_ctrl *ctrl)
+{
+	atomic_long_add(ctrl->nr_reconnects, &ctrl->acc_reconnects);
+	ctrl->nr_reconnects = 0;
+}
+
 unsigned int nvme_helper_nr_io_queues(struct nvmf_ctrl_options *opts)
 {
 	return nvmf_nr_io_queues(opts);
-}
-
-struct nvme_request *nvme_helper_req(struct request *rq)
-{
-	return nvme_req(rq);
 }
 
 bool nvme_helper_check_ready(struct nvme_ctrl *ctrl, struct request *rq, bool queue_live)
@@ -42,24 +59,20 @@ void nvme_helper_start_request(struct request *rq)
 	nvme_start_request(rq);
 }
 
-bool nvme_helper_try_complete_req(struct request *rq, __le16 status, union nvme_result result)
+/*
+ * nvme_try_complete_req() without blk_should_fake_timeout(), by which a request that nobody has
+ * stays in flight.
+ */
+void nvme_helper_end_request(struct request *rq, __le16 status, __le64 result)
 {
-	return nvme_try_complete_req(rq, status, result);
-}
+	struct nvme_request *req = nvme_req(rq);
 
-void nvme_helper_complete_timed_out_request(struct request *rq)
-{
-	nvmf_complete_timed_out_request(rq);
-}
-
-bool nvme_helper_is_aen_req(u16 qid, u16 command_id)
-{
-	return nvme_is_aen_req(qid, command_id);
-}
-
-enum dma_data_direction nvme_helper_rq_dma_dir(struct request *rq)
-{
-	return rq_dma_dir(rq);
+	req->genctr++;
+	req->status = le16_to_cpu(status) >> 1;
+	req->result.u64 = result;
+	nvme_should_fail(rq);
+	if (!blk_mq_complete_request_remote(rq))
+		nvme_complete_rq(rq);
 }
 
 unsigned int nvme_helper_rq_payload_bytes(struct request *rq)

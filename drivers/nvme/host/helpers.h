@@ -1,31 +1,41 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * C for what Rust cannot express: inline functions of nvme.h, fabrics.h and blk-mq.h, some of which
- * are others with other options of the kernel.
+ * C for what Rust cannot express: inline functions and macros of nvme.h, fabrics.h, blk-mq.h and
+ * workqueue.h, some of which are others with other options of the kernel.
  */
 #ifndef NVME_HELPERS_H
 #define NVME_HELPERS_H
 
 #include <linux/blk-mq.h>
 #include <linux/scatterlist.h>
+#include <linux/workqueue.h>
 
 #include "nvme.h"
 #include "fabrics.h"
+
+/* These have a type that bindgen does not evaluate. */
+enum nvme_helper_sts {
+	NVME_HELPER_STS_OK = (__force int)BLK_STS_OK,
+	NVME_HELPER_STS_RESOURCE = (__force int)BLK_STS_RESOURCE,
+	NVME_HELPER_STS_IOERR = (__force int)BLK_STS_IOERR,
+};
+
+void nvme_helper_init_works(struct work_struct *reset, work_func_t reset_fn,
+			    struct work_struct *err, work_func_t err_fn,
+			    struct delayed_work *reconnect, work_func_t reconnect_fn);
 
 enum nvme_ctrl_state nvme_helper_ctrl_state(struct nvme_ctrl *ctrl);
 void nvme_helper_get_ctrl(struct nvme_ctrl *ctrl);
 void nvme_helper_put_ctrl(struct nvme_ctrl *ctrl);
 void nvme_helper_auth_stop(struct nvme_ctrl *ctrl);
+unsigned long nvme_helper_get_virt_boundary(struct nvme_ctrl *ctrl, bool is_admin);
+void nvme_helper_reconnected(struct nvme_ctrl *ctrl);
 unsigned int nvme_helper_nr_io_queues(struct nvmf_ctrl_options *opts);
 
-struct nvme_request *nvme_helper_req(struct request *rq);
 bool nvme_helper_check_ready(struct nvme_ctrl *ctrl, struct request *rq, bool queue_live);
 void nvme_helper_start_request(struct request *rq);
-bool nvme_helper_try_complete_req(struct request *rq, __le16 status, union nvme_result result);
-void nvme_helper_complete_timed_out_request(struct request *rq);
-bool nvme_helper_is_aen_req(u16 qid, u16 command_id);
+void nvme_helper_end_request(struct request *rq, __le16 status, __le64 result);
 
-enum dma_data_direction nvme_helper_rq_dma_dir(struct request *rq);
 unsigned int nvme_helper_rq_payload_bytes(struct request *rq);
 unsigned short nvme_helper_rq_nr_phys_segments(struct request *rq);
 int nvme_helper_rq_map_sg(struct request *rq, struct scatterlist *list);
