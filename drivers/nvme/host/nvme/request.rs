@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Requests of blk-mq, and the right to end them.
+
+use crate::bindings;
+use core::{
+    mem::{
+        forget,
+        ManuallyDrop, //
+    },
+    ptr::NonNull, //
+};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
+use rdma::{
+    dma::OneWay,
+    sg::{
+        SgOwner,
+        Sgl, //
+    }, //
+};
+
+/// The data of the driver behind each request. nvme-core expects its own first.
+#[repr(C)]
+pub(super) struct Pdu {
+    pub(super) req: bindings::nvme_request,
+    pub(super) cmd: bindings::nvme_command,
+    table: bindings::sg_table,
+    /// The number of entries of the table that are filled.
+    entries: u32,
+    first: [bindings::scatterlist; bindings::NVME_INLINE_SG_CNT as usize],
+}
+
+/// Returns the data of a request.
+///
+/// # Safety
+///
+/// `rq` is a request of a tag set of a [`Controller`].
+#[inline]
+pub(super) unsafe fn pdu(rq: *mut bindings::request) -> *mut Pdu {
+    // SAFETY: blk-mq has allocated `cmd_size` bytes behind the request, which is the caller's.
+    unsafe { rq.add(1).cast() }
+}
+
+/// The right to end a request. One that is dropped is ended as aborted by the host, for nvme-core
+/// to try again or to give to another path.
+///
+/// # Invariants
+///
+/// The request is of a tag set of a [`Controller`], and in flight. There is no other `Rq` of it,
+/// and nothing else ends it: the tag set stays until that has happened.
+pub(crate) struct Rq(pub(super) NonNull<bindings::request>);
+
+// SAFETY: A request may be ended in any thread.
+unsafe impl Send for Rq {}
+// SAFETY: A shared reference reads only what does not change before the request is ended.
+unsafe impl Sync for Rq {}
+
+impl Rq {
+    #[inline]
+    fn raw(&self) -> *mut bindings::request {
+        self.0.as_ptr()
+    }
+
+    #[inline]
+    fn pdu(&self) -> *mut Pdu {
+        // SAFETY: By the type invariant the request is of a tag set of a controller.
+        unsafe { pdu(self.raw()) }
+    }
+
+    /// Returns the command, as nvme-core has made it.
+    #[inline]
+    pub(crate) fn command(&self) -> [u8; 64] {
+        // SAFETY: By the type invariant the request is in flight, so nvme-core has made the
+        // command, whose 64 bytes are initialised, and nobody writes them.
+        unsafe { (&raw const (*self.pdu()).cmd).cast::<[u8; 64]>().read() }
+    }
+
+    /// Returns the tag that blk-mq has chosen, which no other request of the queue has.
+    #[inline]
+    pub(crate) fn tag(&self) -> u16 {
+        // SAFETY: By the type invariant the request is valid. Its tag is one of at most 2^10.
+        unsafe { (*self.raw()).tag as u16 }
+    }
+
+    /// Returns the number of bytes that go with the command.
+    #[inline]
+    pub(crate) fn payload_bytes(&self) -> u32 {
+        // SAFETY: By the type invariant the request is valid.
+        unsafe { bindings::nvme_helper_rq_payload_bytes(self.raw()) }
+    }
+
+    /// Returns whether these go to the target (`op_is_write`).
+    #[inline]
+    pub(crate) fn is_write(&self) -> bool {
+        // SAFETY: By the type invariant the request is valid. Operations of which data go to the
+        // device have the lowest bit.
+        unsafe { (*self.raw()).cmd_flags & 1 != 0 }
+    }
+
+    /// Returns whether the request has data.
+    #[inline]
+    pub(crate) fn has_data(&self) -> bool {
+        // SAFETY: By the type invariant the request is valid.
+        unsafe { bindings::nvme_helper_rq_nr_phys_segments(self.raw()) != 0 }
+    }
+
+    /// Lists the pages of the request's data. Fails with `ENOMEM`, or with `EINVAL` if there are
+    /// none.
+    #[inline]
+    pub(crate) fn map(self) -> Result<Payload, (Self, Error)> {
+        let pdu = self.pdu();
+        // SAFETY: By the type invariant the request and its data are valid, and only this uses the
+        // table, which was freed when the last `Payload` was dropped.
+        let mapped = unsafe {
+            let (table, first) = (&raw mut (*pdu).table, (&raw mut (*pdu).first).cast());
+            (*table).sgl = first;
+            let segments = bindings::nvme_helper_rq_nr_phys_segments(self.raw());
+            let inline = bindings::NVME_INLINE_SG_CNT;
+            let ret = match segments {
+                0 => -(bindings::EINVAL as c_int),
+                _ => bindings::sg_alloc_table_chained(table, segments.into(), first, inline),
+            };
+            to_result(ret).map(|()| {
+                // There is one at least, and as many entries as segments.
+                (*pdu).entries = bindings::nvme_helper_rq_map_sg(self.raw(), (*table).sgl) as u32;
+            })
+        };
+        match mapped {
+            // INVARIANT: The table was just allocated and filled.
+            Ok(()) => Ok(Payload(ManuallyDrop::new(self))),
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// Ends the request with the status and the result of the target's completion, in the order of
+    /// bytes in which they were sent. Any context.
+    #[inline]
+    pub(crate) fn end(self, status: u16, result: u64) {
+        let rq = ManuallyDrop::new(self);
+        // SAFETY: By the type invariant the request is in flight and only this ends it.
+        unsafe { bindings::nvme_helper_end_request(rq.raw(), status, result) };
+    }
+
+    /// Refuses the request, which was not sent.
+    #[inline]
+    pub(crate) fn refuse(self, reason: Reason) -> Refused {
+        Refused { rq: self, reason }
+    }
+}
+
+impl Drop for Rq {
+    /// As `nvme_cancel_request`. While the controller is being set up, a command that is not
+    /// cancelled by anybody gets a status, as from `nvmf_complete_timed_out_request`: its sender
+    /// would take an interruption for its own.
+    #[cold]
+    #[inline(never)]
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the request is in flight, and only this ends it. Its
+        // controller is there as long as that.
+        unsafe {
+            let req = &raw mut (*self.pdu()).req;
+            let state = bindings::nvme_helper_ctrl_state((*req).ctrl);
+            (*req).status = bindings::NVME_SC_HOST_ABORTED_CMD as u16;
+            if state != bindings::nvme_ctrl_state_NVME_CTRL_CONNECTING {
+                (*req).flags |= bindings::NVME_REQ_CANCELLED as u8;
+            }
+            bindings::blk_mq_complete_request(self.raw());
+        }
+    }
+}
+
+/// Why a request was not sent.
+#[derive(Clone, Copy)]
+pub(crate) enum Reason {
+    /// It may be sent later (`BLK_STS_RESOURCE`).
+    Resource,
+    /// It cannot be sent (`BLK_STS_IOERR`).
+    Io,
+    /// It cannot be sent on this path (`nvme_host_path_error`).
+    Path,
+}
+
+/// A request that was not sent.
+pub(crate) struct Refused {
+    rq: Rq,
+    reason: Reason,
+}
+
+/// The data of a request, listed. The request goes with it: where this is dropped, it is aborted.
+///
+/// # Invariants
+///
+/// The request's table was allocated, and its first `entries` entries, at least one, describe the
+/// pages of the request's bios.
+pub(crate) struct Payload(ManuallyDrop<Rq>);
+
+impl Payload {
+    /// Frees the list and returns the request.
+    #[inline]
+    pub(crate) fn into_rq(self) -> Rq {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: The list is freed once, and the request taken once, as `this` is not dropped.
+        unsafe {
+            this.free();
+            ManuallyDrop::take(&mut this.0)
+        }
+    }
+
+    /// Returns the number of entries of the list.
+    #[inline]
+    pub(crate) fn entries(&self) -> u32 {
+        // SAFETY: By the type invariant it is set, and does not change.
+        unsafe { (*self.0.pdu()).entries }
+    }
+
+    /// # Safety
+    ///
+    /// Called once, and the list is not used after it.
+    #[inline]
+    unsafe fn free(&mut self) {
+        // SAFETY: By the type invariant the table was allocated with as many entries in the data
+        // of the request, and the caller frees it once.
+        unsafe {
+            let table = &raw mut (*self.0.pdu()).table;
+            bindings::sg_free_table_chained(table, bindings::NVME_INLINE_SG_CNT);
+        }
+    }
+}
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        // SAFETY: The list is freed once, and the request dropped once, as this is dropped.
+        unsafe {
+            self.free();
+            ManuallyDrop::drop(&mut self.0);
+        }
+    }
+}
+
+// SAFETY: The list is behind the request, which does not move, or in chunks of its own, and only
+// this uses it. By the type invariant it describes pages of bios, one at least and none empty,
+// which stay until the request is ended, by this alone. Of a request whose data go to the target
+// they are read, of others written, and who has submitted the bios leaves them alone. `sg_next` may
+// be called for the last entry, which is marked as such.
+unsafe impl SgOwner<OneWay> for Payload {
+    #[inline]
+    fn sgl(&mut self) -> Sgl<OneWay> {
+        let (pdu, entries) = (self.0.pdu(), self.entries());
+        // SAFETY: By the type invariant the table was allocated.
+        let first = unsafe { (*pdu).table.sgl };
+        match self.0.is_write() {
+            true => Sgl::to_device(first, entries),
+            false => Sgl::from_device(first, entries),
+        }
+    }
+}
+
+pub(super) const OK: bindings::blk_status_t =
+    bindings::nvme_helper_sts_NVME_HELPER_STS_OK as bindings::blk_status_t;
+const RESOURCE: bindings::blk_status_t =
+    bindings::nvme_helper_sts_NVME_HELPER_STS_RESOURCE as bindings::blk_status_t;
+const IOERR: bindings::blk_status_t =
+    bindings::nvme_helper_sts_NVME_HELPER_STS_IOERR as bindings::blk_status_t;
+
+impl Refused {
+    /// Gives the request back to blk-mq.
+    ///
+    /// # Safety
+    ///
+    /// What this returns is what `queue_rq` returns for the request.
+    #[cold]
+    pub(super) unsafe fn give_back(self) -> bindings::blk_status_t {
+        let Self { rq, reason } = self;
+        let raw = rq.raw();
+        // The right to end it is given back.
+        forget(rq);
+        // SAFETY: The request is in flight, as it was an `Rq`, and was not sent.
+        unsafe {
+            match reason {
+                Reason::Path => return bindings::nvme_host_path_error(raw),
+                Reason::Resource | Reason::Io => bindings::nvme_cleanup_cmd(raw),
+            }
+        }
+        match reason {
+            Reason::Resource => RESOURCE,
+            _ => IOERR,
+        }
+    }
+}
+
+/// Counts a request that is in flight.
+///
+/// # Safety
+///
+/// blk-mq calls this for a request, with the address of a `u32`.
+unsafe extern "C" fn count_in_flight(rq: *mut bindings::request, count: *mut c_void) -> bool {
+    // SAFETY: As the caller promises. The state is read at once.
+    unsafe {
+        let state = (&raw const (*rq).state).read_volatile();
+        if state == bindings::mq_rq_state_MQ_RQ_IN_FLIGHT {
+            *count.cast::<u32>() += 1;
+        }
+    }
+    true
+}
+
+/// Waits until no request of a tag set is in flight, and all have completed. As
+/// `blk_mq_tagset_wait_completed_request` does, this looks every few milliseconds.
+///
+/// # Safety
+///
+/// The set is allocated, and the caller may sleep.
+pub(super) unsafe fn wait_ended(set: *mut bindings::blk_mq_tag_set) {
+    loop {
+        let mut count = 0_u32;
+        // SAFETY: The set is allocated, as the caller promises, and `count` is what the function
+        // expects.
+        unsafe {
+            let data = (&raw mut count).cast();
+            bindings::blk_mq_tagset_busy_iter(set, Some(count_in_flight), data);
+        }
+        if count == 0 {
+            break;
+        }
+        fsleep(Delta::from_millis(5));
+    }
+    // SAFETY: The set is allocated, as the caller promises.
+    unsafe { bindings::blk_mq_tagset_wait_completed_request(set) };
+}
