@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The host of NVMe over fabrics, as a transport sees it: nvme-core, nvme-fabrics and blk-mq.
+//!
+//! All unsafe code of the driver is in this module and those below it. A [`Transport`] is what
+//! [`Registration`] registers with nvme-fabrics. It makes a [`Controller`] for each connection that
+//! a user asks for, whose queues are set up and torn down by who has its [`Setup`]. blk-mq gives
+//! each request to the queue of its hardware context as an [`Rq`], the right to end it, which
+//! nothing else does.
+//!
+//! A controller has a reference to the module until it is freed. So the module is in use while
+//! there is a controller, or a file by which a user may have the last reference to one: see
+//! Documentation/nvme-host.rst.
+//!
+//! C headers: `drivers/nvme/host/nvme.h`, `drivers/nvme/host/fabrics.h`,
+//! [`include/linux/blk-mq.h`](srctree/include/linux/blk-mq.h)
+
+mod controller;
+mod request;
+mod setup;
+
+pub(crate) use controller::{
+    Controller,
+    Link,
+    State, //
+};
+pub(crate) use request::{
+    Payload,
+    Reason,
+    Refused,
+    Rq, //
+};
+pub(crate) use setup::Setup;
+
+use crate::bindings;
+use controller::ControllerRef;
+use core::{
+    any::TypeId,
+    mem::ManuallyDrop,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+use kernel::{
+    new_mutex,
+    prelude::*,
+    str::CStr,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Full,
+            Release, //
+        },
+        Mutex, //
+    },
+    types::Opaque, //
+};
+use rdma::{
+    client::ModuleClient,
+    context::{
+        Context as _,
+        Sleepable, //
+    }, //
+};
+
+/// A transport of NVMe over fabrics.
+pub(crate) trait Transport: Sized + Send + Sync + 'static {
+    /// The client whose module this is in.
+    type Client: ModuleClient;
+
+    /// A queue: a connection that commands are sent on.
+    type Queue: Send + Sync + 'static;
+
+    /// The state that only [`Setup`] gives access to.
+    type State: Default + Send + Unpin;
+
+    /// The commands that the transport takes beside those of all (`NVMF_OPT_*`).
+    const ALLOWED_OPTS: u32;
+
+    /// Returns a static variable that is for this type only.
+    fn registered() -> &'static Registered;
+
+    /// Returns the name by which users connect.
+    fn name() -> &'static CStr;
+
+    /// Makes the data of a controller, before anything is known of the target.
+    fn new(opts: &Options<'_>) -> impl PinInit<Self, Error>;
+
+    /// Sets up a new controller, up to [`Setup::start_ctrl`]; it is created if that was called.
+    fn create(ctrl: &Controller<Self>, cx: &Sleepable) -> Result<(), Failure>;
+
+    /// A queue has failed ([`Link::error_recovery`]): tears down all, and begins to reconnect.
+    fn error_recovery(ctrl: &Controller<Self>, cx: &Sleepable);
+
+    /// Makes an attempt to connect again ([`Controller::reconnect_later`]).
+    fn reconnect(ctrl: &Controller<Self>, cx: &Sleepable);
+
+    /// A user, or nvme-core, resets the controller.
+    fn reset(ctrl: &Controller<Self>, cx: &Sleepable);
+
+    /// The controller is deleted: no namespace is left. Drops all that is the device's.
+    fn delete(ctrl: &Controller<Self>, cx: &Sleepable);
+
+    /// Returns whether commands other than Connect may be sent.
+    fn is_live(queue: &Self::Queue) -> bool;
+
+    /// Sends a command. In an RCU read-side section, perhaps in a softirq.
+    fn queue_rq(queue: &Self::Queue, rq: Rq) -> Result<(), Refused>;
+
+    /// Polls for replies (`blk_mq_ops.poll`); returns how many completions there were.
+    fn poll(queue: &Self::Queue) -> u32;
+
+    /// A request of a queue has timed out while the controller is not live: ends all of them.
+    fn timed_out(queue: &Self::Queue, cx: &Sleepable);
+
+    /// Sends a request for an asynchronous event.
+    fn submit_async_event(admin: &Self::Queue);
+}
+
+/// Why a step has failed, as C's functions say it: an error number, or a status of NVMe, which is
+/// greater than zero.
+#[derive(Clone, Copy)]
+pub(crate) struct Failure(c_int);
+
+impl Failure {
+    fn check(ret: c_int) -> Result<(), Self> {
+        match ret {
+            0 => Ok(()),
+            ret => Err(Self(ret)),
+        }
+    }
+
+    /// Returns the number.
+    pub(crate) fn code(self) -> i32 {
+        self.0
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self(error.to_errno())
+    }
+}
+
+/// The options that a user has given (`struct nvmf_ctrl_options`).
+///
+/// # Invariants
+///
+/// They are valid during `'a`, and only `create_ctrl` changes them, before they are used.
+pub(crate) struct Options<'a>(&'a bindings::nvmf_ctrl_options);
+
+impl<'a> Options<'a> {
+    /// # Safety
+    ///
+    /// The options are valid during `'a` and do not change.
+    unsafe fn new(raw: *const bindings::nvmf_ctrl_options) -> Self {
+        // INVARIANT: As the caller promises.
+        //
+        // SAFETY: The options are valid during `'a` and do not change, as the caller promises.
+        Self(unsafe { &*raw })
+    }
+
+    /// # Safety
+    ///
+    /// `text` is null or one of the options.
+    unsafe fn text(&self, text: *const c_char) -> Option<&'a str> {
+        let text = NonNull::new(text.cast_mut())?;
+        // SAFETY: The options are C strings, and stay during `'a`.
+        unsafe { CStr::from_char_ptr(text.as_ptr()) }.to_str().ok()
+    }
+
+    /// Returns the address of the target.
+    pub(crate) fn traddr(&self) -> Option<&'a str> {
+        // SAFETY: It is one of the options.
+        unsafe { self.text(self.0.traddr) }
+    }
+
+    /// Returns the port of the target.
+    pub(crate) fn trsvcid(&self) -> Option<&'a str> {
+        // SAFETY: It is one of the options.
+        unsafe { self.text(self.0.trsvcid) }
+    }
+
+    /// Returns the address to connect from.
+    pub(crate) fn host_traddr(&self) -> Option<&'a str> {
+        // SAFETY: It is one of the options.
+        unsafe { self.text(self.0.host_traddr) }
+    }
+
+    /// Returns the name of the subsystem.
+    pub(crate) fn subsysnqn(&self) -> &'a str {
+        // SAFETY: It is one of the options.
+        unsafe { self.text(self.0.subsysnqn) }.unwrap_or("")
+    }
+
+    /// Returns the type of service, if one was given.
+    pub(crate) fn tos(&self) -> Option<u8> {
+        u8::try_from(self.0.tos).ok()
+    }
+
+    /// Returns the number of entries of an I/O queue.
+    pub(crate) fn queue_size(&self) -> usize {
+        self.0.queue_size
+    }
+
+    /// Returns whether there are to be queues that are polled.
+    pub(crate) fn polls(&self) -> bool {
+        self.0.nr_poll_queues != 0
+    }
+
+    /// Returns the time between two attempts to connect, in seconds.
+    pub(crate) fn reconnect_delay(&self) -> u32 {
+        self.0.reconnect_delay
+    }
+
+    /// Returns the number of attempts to connect again, -1 for no end.
+    pub(crate) fn max_reconnects(&self) -> i32 {
+        self.0.max_reconnects
+    }
+}
+
+/// The address of the registration of a transport type; zero if there is none, and one while it is
+/// being made.
+pub(crate) struct Registered(Atomic<usize>);
+
+const MAKING: usize = 1;
+
+impl Registered {
+    pub(crate) const fn new() -> Self {
+        Self(Atomic::new(0))
+    }
+}
+
+/// A controller that is being made, or that nvme-fabrics has.
+struct Entry<T: Transport> {
+    ctrl: ControllerRef<T>,
+    is_created: bool,
+}
+
+/// A transport that is registered with nvme-fabrics (`struct nvmf_transport_ops`).
+///
+/// # Invariants
+///
+/// `ops` is in the list of nvme-fabrics, and `registered`, which is that of no other registration,
+/// has the address of this.
+#[pin_data(PinnedDrop)]
+#[repr(C)]
+pub(crate) struct Registration<T: Transport> {
+    id: TypeId,
+    registered: &'static Registered,
+    #[pin]
+    ops: Opaque<bindings::nvmf_transport_ops>,
+    /// Those that are not deleted.
+    #[pin]
+    controllers: Mutex<KVec<Entry<T>>>,
+}
+
+// SAFETY: Transports may be registered and unregistered in any thread: their list is locked.
+unsafe impl<T: Transport> Send for Registration<T> {}
+// SAFETY: The list of nvme-fabrics is locked, and all else is `Sync`.
+unsafe impl<T: Transport> Sync for Registration<T> {}
+
+impl<T: Transport> Registration<T> {
+    /// Registers the transport. Fails with `EBUSY` if it is registered; `ENOMEM`. The last step of
+    /// loading a module: controllers are made from here on.
+    pub(crate) fn new(_cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
+        let ops = bindings::nvmf_transport_ops {
+            module: T::Client::module().as_ptr(),
+            name: T::name().as_char_ptr(),
+            required_opts: bindings::NVMF_OPT_TRADDR as c_int,
+            allowed_opts: T::ALLOWED_OPTS as c_int,
+            create_ctrl: Some(Self::create_ctrl),
+            ..Default::default()
+        };
+        let registered = T::registered();
+        let room = KBox::<Self>::new_uninit(GFP_KERNEL)?;
+        registered.0.cmpxchg(0, MAKING, Full).map_err(|_| EBUSY)?;
+        let init = pin_init!(Self {
+            id: TypeId::of::<T>(),
+            registered,
+            ops: Opaque::new(ops),
+            controllers <- new_mutex!(KVec::new()),
+        });
+        // INVARIANT: Both follow.
+        let this = room.write_pin_init(init).map_err(Error::from)?;
+        registered.0.store(ptr::from_ref(&*this).addr(), Release);
+        // It cannot fail, as there is a `create_ctrl`.
+        //
+        // SAFETY: The structure is pinned, and stays until `drop` takes it out of the list. While
+        // nvme-fabrics uses it outside the lock of the list, it has a reference to the module.
+        unsafe { bindings::nvmf_register_transport(this.ops.get()) };
+        Ok(this)
+    }
+
+    /// Returns the registration.
+    ///
+    /// # Safety
+    ///
+    /// The module has a reference, by a call of nvme-fabrics or a controller, during `'a`.
+    unsafe fn get<'a>() -> Option<&'a Self> {
+        let addr = T::registered().0.load(Acquire);
+        if addr <= MAKING {
+            return None;
+        }
+        let raw = addr as *const TypeId;
+        // SAFETY: It is the address of a registration, of which the first field is its type, and
+        // which is dropped only when the module has no reference.
+        unsafe { (*raw == TypeId::of::<T>()).then(|| &*raw.cast::<Self>()) }
+    }
+
+    /// Deletes the controllers that `which` says, and waits for that (`nvme_delete_ctrl`).
+    pub(crate) fn delete(&self, which: impl Fn(&Controller<T>) -> bool, _cx: &Sleepable) {
+        {
+            let controllers = self.controllers.lock();
+            for entry in controllers
+                .iter()
+                .filter(|entry| entry.is_created && which(&entry.ctrl))
+            {
+                entry.ctrl.delete();
+            }
+        }
+        // SAFETY: The work queue is there while nvme-core is; the caller may sleep.
+        unsafe { bindings::__flush_workqueue(bindings::nvme_delete_wq) };
+    }
+
+    /// Lists a controller.
+    fn list(&self, ctrl: &Controller<T>) -> Result {
+        let entry = Entry {
+            ctrl: ControllerRef::new(ctrl),
+            is_created: false,
+        };
+        Ok(self.controllers.lock().push(entry, GFP_KERNEL)?)
+    }
+
+    /// nvme-fabrics gets a controller.
+    fn created(&self, ctrl: &Controller<T>) {
+        let mut controllers = self.controllers.lock();
+        let is_it = |entry: &&mut Entry<T>| ptr::eq(&raw const *entry.ctrl, ctrl);
+        if let Some(entry) = controllers.iter_mut().find(is_it) {
+            entry.is_created = true;
+        }
+    }
+
+    /// A controller is deleted, or was not created.
+    fn forget(&self, ctrl: &Controller<T>) {
+        let mut controllers = self.controllers.lock();
+        let is_it = |entry: &Entry<T>| ptr::eq(&raw const *entry.ctrl, ctrl);
+        let place = controllers.iter().position(is_it);
+        let gone = place.and_then(|place| controllers.remove(place).ok());
+        drop(controllers);
+        // Who deletes it has another reference.
+        drop(gone);
+    }
+
+    /// Returns whether there is a controller of the same options (`nvmf_ip_options_match`).
+    fn exists(&self, opts: *mut bindings::nvmf_ctrl_options) -> bool {
+        let controllers = self.controllers.lock();
+        let matches = |entry: &Entry<T>| {
+            // SAFETY: The controller is valid, and so are the options, which nvme-fabrics passes.
+            entry.is_created && unsafe { bindings::nvmf_ip_options_match(entry.ctrl.raw(), opts) }
+        };
+        controllers.iter().any(matches)
+    }
+
+    /// `nvmf_transport_ops.create_ctrl`.
+    ///
+    /// # Safety
+    ///
+    /// nvme-fabrics calls this.
+    unsafe extern "C" fn create_ctrl(
+        dev: *mut bindings::device,
+        opts: *mut bindings::nvmf_ctrl_options,
+    ) -> *mut bindings::nvme_ctrl {
+        // SAFETY: As the caller promises; it is called for a write of a user, who may sleep.
+        match unsafe { Self::create(dev, opts, &Sleepable::assume()) } {
+            Ok(ctrl) => ctrl,
+            // A status of NVMe is no error number.
+            Err(Failure(code)) if code > 0 => EIO.to_ptr(),
+            Err(Failure(code)) => Error::from_errno(code).to_ptr(),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::create_ctrl`], which has the arguments from nvme-fabrics.
+    unsafe fn create(
+        dev: *mut bindings::device,
+        opts: *mut bindings::nvmf_ctrl_options,
+        cx: &Sleepable,
+    ) -> Result<*mut bindings::nvme_ctrl, Failure> {
+        // SAFETY: nvme-fabrics has a reference to the module during the call. The options are its
+        // own until this returns, and not in use yet.
+        let this = unsafe {
+            if (*opts).mask & bindings::NVMF_OPT_TRSVCID == 0 {
+                let port = c"4420".as_char_ptr();
+                (*opts).trsvcid = bindings::kstrdup(port, bindings::GFP_KERNEL);
+                if (*opts).trsvcid.is_null() {
+                    return Err(ENOMEM.into());
+                }
+                (*opts).mask |= bindings::NVMF_OPT_TRSVCID;
+            }
+            Self::get().ok_or(ENODEV)?
+        };
+        // SAFETY: The options are valid.
+        if !unsafe { (*opts).duplicate_connect } && this.exists(opts) {
+            return Err(EALREADY.into());
+        }
+        // SAFETY: These are what nvme-fabrics has passed.
+        let ctrl = unsafe { Controller::<T>::alloc(dev, opts) }?;
+        this.list(&ctrl)?;
+        // SAFETY: The controller was just initialised.
+        let added = Failure::check(unsafe { bindings::nvme_add_ctrl(ctrl.raw()) });
+        let created = added.and_then(|()| {
+            ctrl.change_state(State::Connecting);
+            T::create(&ctrl, cx)
+        });
+        // From then on it can only be deleted.
+        if !ctrl.started.load(Acquire) {
+            ctrl.setup(cx).tear_down(cx);
+            this.forget(&ctrl);
+            if added.is_ok() {
+                // SAFETY: The controller was added, and its queues are gone. This drops the
+                // reference of `nvme_add_ctrl`.
+                unsafe { bindings::nvme_uninit_ctrl(ctrl.raw()) };
+            }
+            return Err(created.err().unwrap_or(EINVAL.into()));
+        }
+        this.created(&ctrl);
+        // The reference is that of nvme-fabrics' file.
+        Ok(ManuallyDrop::new(ctrl).raw())
+    }
+}
+
+#[pinned_drop]
+impl<T: Transport> PinnedDrop for Registration<T> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: It is in the list by the type invariant.
+        unsafe { bindings::nvmf_unregister_transport(self.ops.get()) };
+        self.registered.0.store(0, Release);
+        // A task may be between the end of `free_ctrl`, which has put the module, and its caller.
+        //
+        // SAFETY: The module is being unloaded, in process context.
+        unsafe { bindings::synchronize_rcu_tasks() };
+    }
+}
