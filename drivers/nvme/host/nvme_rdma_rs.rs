@@ -2,92 +2,92 @@
 
 //! NVMe over RDMA, the host.
 //!
-//! The module registers the transport `rdma_rs` with nvme-fabrics, beside nvme-rdma's `rdma`. There
-//! are no controllers yet: `nvme connect -t rdma_rs` is refused, with a message.
+//! The module registers a transport with nvme-fabrics: `rdma_rs` beside nvme-rdma's `rdma`, or,
+//! with the parameter `replace`, `rdma` in its place.
 
 #[path = "../bindings.rs"]
 mod bindings;
+mod nvme;
+mod rdma;
 
+use ::rdma::{
+    device::Device,
+    prelude::{
+        Client,
+        ClientRef,
+        DeviceData,
+        Sleepable, //
+    },
+};
 use kernel::{
-    error::to_result,
+    new_mutex,
     prelude::*,
     str::CStr,
-    types::Opaque, //
+    sync::Mutex, //
 };
+use nvme::Registration;
 
-module! {
-    type: Module,
+/// The module.
+#[pin_data]
+struct Host {
+    /// The transport, from the end of loading until unloading.
+    #[pin]
+    transport: Mutex<Option<Pin<KBox<Registration<rdma::Rdma>>>>>,
+}
+
+impl Client for Host {
+    type Data = PerDevice;
+
+    fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            transport <- new_mutex!(None),
+        })
+    }
+
+    fn ready(self: Pin<&Self>, _client: &ClientRef, cx: &Sleepable) -> Result {
+        let transport = Registration::new(cx)?;
+        *self.transport.lock() = Some(transport);
+        Ok(())
+    }
+
+    /// There is no controller, as each has a reference to the module.
+    fn unload(self: Pin<&Self>, _cx: &Sleepable) {
+        let transport = self.transport.lock().take();
+        drop(transport);
+    }
+}
+
+/// A device, which has no data.
+struct PerDevice;
+
+impl DeviceData<Host> for PerDevice {
+    fn add(_host: Pin<&Host>, _dev: &Device, _cx: &Sleepable) -> impl PinInit<Self, Error> {
+        Ok::<_, Error>(PerDevice)
+    }
+
+    /// Deletes all controllers that use the device (`nvme_rdma_remove_one`).
+    fn remove(self: Pin<&Self>, host: Pin<&Host>, dev: &Device, cx: &Sleepable) {
+        if let Some(transport) = &*host.transport.lock() {
+            transport.delete(|ctrl| ctrl.is_on(dev), cx);
+        }
+    }
+}
+
+/// Returns the name by which users connect.
+fn transport_name() -> &'static CStr {
+    match module_parameters::replace.value() {
+        true => c"rdma",
+        false => c"rdma_rs",
+    }
+}
+
+::rdma::module_rdma_client! {
+    type: Host,
     name: "nvme_rdma_rs",
     authors: ["rdma-rs authors"],
     description: "NVMe over RDMA in Rust, the host",
     license: "GPL",
-}
-
-rdma::build_info!();
-
-struct Module {
-    _transport: Transport,
-}
-
-impl kernel::Module for Module {
-    fn init(module: &'static ThisModule) -> Result<Self> {
-        // The last step: what fails after it would unload the module while it is called.
-        let _transport = Transport::register(module)?;
-        Ok(Self { _transport })
-    }
-}
-
-/// A registered transport (`struct nvmf_transport_ops`).
-///
-/// # Invariants
-///
-/// `ops` is in the list of nvme-fabrics.
-struct Transport {
-    ops: Pin<KBox<Opaque<bindings::nvmf_transport_ops>>>,
-}
-
-// SAFETY: Transports may be registered and unregistered in different threads: their list is locked.
-unsafe impl Send for Transport {}
-// SAFETY: Nothing can be done with a reference: the field is private, and only dropped.
-unsafe impl Sync for Transport {}
-
-impl Transport {
-    fn register(module: &'static ThisModule) -> Result<Self> {
-        let ops = bindings::nvmf_transport_ops {
-            module: module.as_ptr(),
-            name: c"rdma_rs".as_char_ptr(),
-            required_opts: bindings::NVMF_OPT_TRADDR as c_int,
-            create_ctrl: Some(create_ctrl),
-            ..Default::default()
-        };
-        let ops = KBox::pin(Opaque::new(ops), GFP_KERNEL)?;
-        // SAFETY: The structure is pinned, and stays until `drop` takes it out of the list. While
-        // nvme-fabrics uses it outside the lock of the list, it has a reference to the module.
-        to_result(unsafe { bindings::nvmf_register_transport(ops.get()) })?;
-        // INVARIANT: It has just been put into the list.
-        Ok(Self { ops })
-    }
-}
-
-impl Drop for Transport {
-    fn drop(&mut self) {
-        // SAFETY: It is in the list by the type invariant.
-        unsafe { bindings::nvmf_unregister_transport(self.ops.get()) };
-    }
-}
-
-/// Refuses a controller (`nvmf_transport_ops.create_ctrl`).
-///
-/// # Safety
-///
-/// nvme-fabrics is calling `create_ctrl` with these.
-unsafe extern "C" fn create_ctrl(
-    _dev: *mut bindings::device,
-    opts: *mut bindings::nvmf_ctrl_options,
-) -> *mut bindings::nvme_ctrl {
-    // SAFETY: By the safety requirements, the options are valid during the call, and they have an
-    // address, which is a C string, as `required_opts` asks for it.
-    let addr = unsafe { CStr::from_char_ptr((*opts).traddr) };
-    pr_err!("{addr}: this version cannot connect to a target\n");
-    EOPNOTSUPP.to_ptr()
+    params: {
+        replace: bool { default: false, description: "be rdma, in place of nvme-rdma", },
+    },
 }

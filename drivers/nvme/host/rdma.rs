@@ -1,0 +1,1118 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The transport for RDMA. Functions have the names of those of drivers/nvme/host/rdma.c.
+//!
+//! A queue is a connection with its own CQ, a receive for each completion of NVMe, and an exchange
+//! for each tag of blk-mq: see Documentation/nvme-host.rst for what becomes of a request.
+
+use crate::{
+    bindings,
+    nvme::{
+        Controller,
+        Failure,
+        Link,
+        Options,
+        Payload,
+        Reason,
+        Refused,
+        Registered,
+        Rq,
+        Setup,
+        State,
+        Transport, //
+    },
+    Host, //
+};
+use core::{
+    net::{
+        IpAddr,
+        SocketAddr, //
+    },
+    ops::Range, //
+};
+use kernel::{
+    impl_has_work,
+    new_mutex,
+    new_work,
+    prelude::*,
+    str::CString,
+    sync::{
+        atomic::{
+            Atomic,
+            Full,
+            Relaxed, //
+        },
+        Arc,
+        ArcBorrow,
+        Mutex, //
+    },
+    workqueue, //
+};
+use rdma::{
+    cm,
+    context,
+    context::{
+        AnyContext,
+        Direct,
+        Sleepable,
+        Softirq, //
+    },
+    cq::Cq,
+    device::Device,
+    dma::{
+        Buf,
+        OneWay,
+        ToDevice, //
+    },
+    mr::{
+        InvWr,
+        Mr,
+        RegWr,
+        Region, //
+    },
+    pd::Pd,
+    prelude::{
+        ClientRef,
+        Wc,
+        WcError, //
+    },
+    qp::{
+        Chain,
+        Qp, //
+    },
+    session::{
+        tags::{
+            Exchange,
+            Tag,
+            TagId,
+            Tags, //
+        },
+        Connecting,
+        Load,
+        Received,
+        RecvHandler,
+        RecvRing,
+        Sizes, //
+    },
+    sg::SgMap,
+    wc::{
+        Status,
+        Success, //
+    },
+    wr::{
+        PostError,
+        Remote,
+        SendWr,
+        SgeList, //
+    }, //
+};
+use zerocopy::byteorder::little_endian::U16;
+use zerocopy_derive::Immutable;
+
+/// The longest time to resolve an address and a route, each, in milliseconds.
+const CM_TIMEOUT_MS: u32 = 3000;
+/// The most segments of a request.
+const MAX_SEGMENTS: u32 = 256;
+/// The most entries of a command's own data.
+const MAX_INLINE_SEGMENTS: u32 = 4;
+/// The entries of a SEND: the command, and its data.
+const SGES: usize = 1 + MAX_INLINE_SEGMENTS as usize;
+/// The length of a command.
+const COMMAND: usize = 64;
+/// The length of a completion of NVMe.
+const COMPLETION: usize = 16;
+/// The bits of the generation in a command's id; those below are the tag.
+const GENERATION_BITS: u32 = 4;
+const TAG_BITS: u32 = 12;
+/// The tag of the request for an asynchronous event, behind those of blk-mq.
+const ASYNC_EVENT: u16 = bindings::NVME_AQ_BLK_MQ_DEPTH as u16;
+/// The entries of the admin queue, that one included.
+const AQ_DEPTH: u16 = bindings::NVME_AQ_DEPTH as u16;
+const MAX_QUEUE_SIZE: u16 = bindings::NVME_RDMA_MAX_QUEUE_SIZE as u16;
+
+/// A data descriptor (`struct nvme_keyed_sgl_desc`, `struct nvme_sgl_desc`).
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Descriptor([u8; 16]);
+
+impl Descriptor {
+    /// Of a command without data.
+    fn null() -> Self {
+        Self::keyed(Remote { addr: 0, rkey: 0 }, 0, 0)
+    }
+
+    /// Of memory that the target reads or writes; it invalidates the key with its reply.
+    fn fr(remote: Remote, len: u32) -> Self {
+        Self::keyed(remote, len, bindings::NVME_SGL_FMT_INVALIDATE as u8)
+    }
+
+    fn keyed(remote: Remote, len: u32, subtype: u8) -> Self {
+        let [l0, l1, l2, _] = len.to_le_bytes();
+        let [k0, k1, k2, k3] = remote.rkey.to_le_bytes();
+        let [a0, a1, a2, a3, a4, a5, a6, a7] = remote.addr.to_le_bytes();
+        let kind = (bindings::NVME_KEY_SGL_FMT_DATA_DESC as u8) << 4 | subtype;
+        Self([
+            a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, k0, k1, k2, k3, kind,
+        ])
+    }
+
+    /// Of data that follow the command.
+    fn inline(len: u32) -> Self {
+        let [l0, l1, l2, l3] = len.to_le_bytes();
+        let kind = bindings::NVME_SGL_FMT_DATA_DESC << 4 | bindings::NVME_SGL_FMT_OFFSET;
+        Self([0, 0, 0, 0, 0, 0, 0, 0, l0, l1, l2, l3, 0, 0, 0, kind as u8])
+    }
+}
+
+/// A command, as far as it is the transport's (`struct nvme_common_command`).
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Command {
+    opcode: u8,
+    flags: u8,
+    command_id: U16,
+    _fields: [u8; 20],
+    dptr: Descriptor,
+    _words: [u8; 24],
+}
+
+impl Command {
+    fn new(bytes: [u8; COMMAND], id: TagId) -> Self {
+        let mut this: Self = zerocopy::transmute!(bytes);
+        this.flags |= bindings::NVME_CMD_SGL_METABUF as u8;
+        this.command_id = U16::new(id.generation << TAG_BITS | id.index);
+        this
+    }
+
+    fn bytes(self, dptr: Descriptor) -> [u8; COMMAND] {
+        zerocopy::transmute!(Self { dptr, ..self })
+    }
+}
+
+/// A completion of NVMe (`struct nvme_completion`). Result and status stay as they are sent.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct Completion {
+    result: [u8; 8],
+    _sq_head: U16,
+    _sq_id: U16,
+    command_id: U16,
+    status: [u8; 2],
+}
+
+/// The private data of a request for a connection (`struct nvme_rdma_cm_req`).
+#[derive(FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+struct CmReq {
+    recfmt: U16,
+    qid: U16,
+    hrqsize: U16,
+    hsqsize: U16,
+    cntlid: U16,
+    _rsvd: [u8; 22],
+}
+
+/// Returns what the status in a target's rejection means (`nvme_rdma_cm_msg`).
+fn cm_msg(status: u16) -> &'static str {
+    match status {
+        1 => "invalid length",
+        2 => "invalid record format",
+        3 => "invalid queue ID",
+        4 => "invalid host SQ size",
+        5 => "invalid host RQ size",
+        6 => "resource not found",
+        7 => "invalid IRD",
+        8 => "Invalid ORD",
+        9 => "invalid controller ID",
+        _ => "unrecognized reason",
+    }
+}
+
+type Memory = SgMap<Payload, OneWay>;
+
+/// The data of a command, with its request.
+enum Data {
+    None,
+    /// They are sent with the command.
+    Inline(Memory),
+    /// The target reads or writes them.
+    Keyed(Region<OneWay, Memory>),
+}
+
+/// The part of a command that is posted.
+struct Posted {
+    capsule: Buf<ToDevice>,
+    data: Data,
+}
+
+/// The part of a command that waits for the reply; the MR stays with the tag between two of them.
+struct Waiting {
+    /// The request of a command without data.
+    rq: Option<Rq>,
+    mr: Option<Mr>,
+    completion: Option<Completion>,
+}
+
+/// A command.
+struct Io;
+
+impl Exchange for Io {
+    type Request = Posted;
+    type Reply = Waiting;
+    type Connection = Arc<Link<Rdma>>;
+    type Needs = context::Atomic;
+
+    /// Where it has failed, all receives do, by which the queue hears of it.
+    fn sent(_posted: &Posted, wc: &Wc, _cx: &context::Atomic) {
+        match wc.result() {
+            Err(e) if e.status != Status::WR_FLUSH_ERR => {
+                rdma::pr_info_ratelimited!("a SEND has failed: {}\n", e.status)
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends the request (`nvme_rdma_end_request`), whose pages no peer reaches any more. If it is
+    /// not proved that its key is invalid, it is aborted when the MR is gone.
+    fn ended(mut tag: Tag<Self>) {
+        let is_event = tag.id().index == ASYNC_EVENT;
+        let link = is_event.then(|| tag.connection().clone());
+        let (posted, waiting) = tag.parts();
+        let completion = waiting.completion.take();
+        let rq = match core::mem::replace(&mut posted.data, Data::None) {
+            Data::None => waiting.rq.take(),
+            Data::Inline(memory) => Some(memory.into_owner().into_rq()),
+            Data::Keyed(region) => match region.into_parts() {
+                Ok((mr, memory)) => {
+                    waiting.mr = Some(mr);
+                    Some(memory.into_owner().into_rq())
+                }
+                Err(region) => {
+                    drop(region);
+                    None
+                }
+            },
+        };
+        // blk-mq may give the tag to the next request as soon as this one is ended.
+        drop(tag);
+        let Some(Completion { status, result, .. }) = completion else {
+            return drop(rq);
+        };
+        let (status, result) = (u16::from_ne_bytes(status), u64::from_ne_bytes(result));
+        match (rq, link) {
+            (Some(rq), _) => rq.end(status, result),
+            (None, Some(link)) => link.complete_async_event(status, result),
+            (None, None) => {}
+        }
+    }
+}
+
+/// A queue (`struct nvme_rdma_queue`).
+#[pin_data]
+pub(crate) struct Queue {
+    qid: u16,
+    link: Arc<Link<Rdma>>,
+    client: ClientRef,
+    id: cm::Id,
+    cq: Cq<AnyContext>,
+    qp: Arc<Qp<AnyContext>>,
+    tags: Tags<Io>,
+    pd: Pd,
+    /// Connect was successful, and the queue was not stopped.
+    live: Atomic<bool>,
+    /// The connection has failed.
+    lost: Atomic<bool>,
+    /// The most bytes, and entries, of data that are sent with a command.
+    inline_size: u32,
+    inline_segments: u32,
+    #[pin]
+    stopping: Mutex<()>,
+    #[pin]
+    stop_work: workqueue::Work<Self>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Queue { self.stop_work }
+}
+
+impl workqueue::WorkItem for Queue {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        if let Ok(cx) = Sleepable::current() {
+            this.stop(&cx);
+        }
+    }
+}
+
+/// The events of the connection (`nvme_rdma_cm_handler`).
+impl cm::Handler for Queue {
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
+        if let cm::Event::Rejected(rejected) = &event {
+            conn_rejected(self.qid, rejected);
+        }
+        // After a change of the address the connection still uses the old one.
+        if event.is_last() || matches!(event, cm::Event::AddrChange) {
+            self.error_recovery();
+        }
+    }
+}
+
+/// The target has refused the connection.
+fn conn_rejected(qid: u16, rejected: &cm::Rejected<'_>) {
+    let status = match rejected.private_data() {
+        Some([_, _, low, high, ..]) => u16::from_le_bytes([*low, *high]),
+        _ => return pr_err!("QID {qid}: connect rejected: {rejected}\n"),
+    };
+    let said = cm_msg(status);
+    pr_err!("QID {qid}: connect rejected: {rejected}, nvme status {status} ({said})\n");
+}
+
+/// The completions of NVMe (`nvme_rdma_recv_done`).
+impl RecvHandler for Queue {
+    type Send = AnyContext;
+    type Recv = AnyContext;
+    type Needs = context::Atomic;
+
+    fn qp(&self) -> &Arc<Qp<AnyContext>> {
+        &self.qp
+    }
+
+    fn received(mut message: Received<'_, Self>, _cx: &context::Atomic) {
+        let wc = *message.wc();
+        let (queue, bytes) = message.open();
+        let completion = bytes
+            .header::<Completion>()
+            .map(|(completion, _)| completion);
+        let processed = completion.and_then(|c| queue.process_nvme_rsp(&wc, c));
+        if let Some(e) = processed.err().filter(|e| *e != ENOTCONN) {
+            rdma::pr_err_ratelimited!("QID {}: a bad completion: {e:?}\n", queue.qid);
+            queue.as_arc_borrow().error_recovery();
+        }
+    }
+
+    fn failed(self: ArcBorrow<'_, Self>, error: WcError) {
+        if error.status != Status::WR_FLUSH_ERR {
+            rdma::pr_info_ratelimited!("QID {}: RECV failed: {}\n", self.qid, error.status);
+        }
+        self.error_recovery();
+    }
+
+    fn refused(self: ArcBorrow<'_, Self>, error: Error) {
+        rdma::pr_err_ratelimited!("QID {}: a receive was refused: {error:?}\n", self.qid);
+        self.error_recovery();
+    }
+}
+
+impl Queue {
+    /// Makes a queue and its connection (`nvme_rdma_alloc_queue`).
+    fn alloc(
+        setup: &mut Setup<'_, Rdma>,
+        qid: u16,
+        queue_size: u16,
+        cx: &Sleepable,
+    ) -> Result<Arc<Self>> {
+        let ctrl = setup.ctrl();
+        let client = ClientRef::of::<Host>(cx)?;
+        let options = cm::Options {
+            src: ctrl.src_addr,
+            service_type: ctrl.opts().tos(),
+            ..Default::default()
+        };
+        let id = cm::Id::create_with(&client, &options, cx)?;
+        id.resolve_addr(ctrl.addr, CM_TIMEOUT_MS, cx)?;
+        id.resolve_route(CM_TIMEOUT_MS, cx)?;
+        let dev = id.device()?;
+        let pd = match (&setup.pd, qid) {
+            (Some(pd), 1..) => pd.clone(),
+            _ => alloc_pd(dev, cx)?,
+        };
+        // Those of the I/O queues that have another way to the target.
+        if pd.device() != dev {
+            return Err(EHOSTUNREACH);
+        }
+        let queue = Self::create_queue_ib(setup, client, id, pd, qid, queue_size, cx)?;
+        queue.connect(setup, queue_size, cx)?;
+        if qid == 0 {
+            setup.pd = Some(queue.pd.clone());
+        }
+        Ok(queue)
+    }
+
+    /// Makes the CQ, the QP and the commands of a queue.
+    fn create_queue_ib(
+        setup: &Setup<'_, Rdma>,
+        client: ClientRef,
+        id: cm::Id,
+        pd: Pd,
+        qid: u16,
+        queue_size: u16,
+        cx: &Sleepable,
+    ) -> Result<Arc<Self>> {
+        let dev = pd.device().clone();
+        let inline_segments = dev.attrs().max_send_sge.saturating_sub(1);
+        let inline_segments = inline_segments.min(MAX_INLINE_SEGMENTS);
+        let capsule_len = match setup.use_inline_data && qid > 0 {
+            true => setup.identity().ioccsz.saturating_mul(16),
+            false => 0,
+        };
+        let load = Load {
+            requests: queue_size.into(),
+            // MR, SEND, INV
+            sends: 3,
+            recvs: recvs(queue_size),
+            send_sge: 1 + inline_segments,
+            ..Load::NONE
+        };
+        let sizes =
+            Sizes::new(&dev, 1, &load).inspect_err(|misfit| pr_err!("{dev}: {misfit}\n"))?;
+        // Spread by queue; the admin queue is on the first vector.
+        let vector = u32::from(qid.saturating_sub(1));
+        let vector = vector.checked_rem(dev.num_comp_vectors()).unwrap_or(0);
+        let cq = match qid > 0 && setup.is_polled(qid) {
+            true => Cq::<Direct>::alloc(&dev, sizes.entries, vector, cx)?.into_any(),
+            false => Cq::<Softirq>::alloc(&dev, sizes.entries, vector, cx)?.into_any(),
+        };
+        let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
+        let (link, of_tags) = (setup.ctrl().link(), pd.clone());
+        let tag = |id| Self::tag(&of_tags, qid, id, cx);
+        let init = try_pin_init!(Self {
+            qid,
+            link: link.clone(),
+            tags: Tags::new(&qp, link.clone(), queue_size.into(), GENERATION_BITS, tag, cx)?,
+            client,
+            id,
+            cq,
+            qp,
+            pd,
+            live: Atomic::new(false),
+            lost: Atomic::new(false),
+            inline_size: capsule_len.saturating_sub(COMMAND as u32),
+            inline_segments,
+            stopping <- new_mutex!(()),
+            stop_work <- new_work!("nvme_rdma::Queue::stop"),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Makes the parts of a command.
+    fn tag(pd: &Pd, qid: u16, id: TagId, cx: &Sleepable) -> Result<(Posted, Waiting)> {
+        let posted = Posted {
+            capsule: Buf::alloc(pd, COMMAND, cx)?,
+            data: Data::None,
+        };
+        let pages = max_fr_pages(pd.device()) + 1;
+        let has_data = qid > 0 || id.index < ASYNC_EVENT;
+        let waiting = Waiting {
+            rq: None,
+            mr: has_data.then(|| Mr::alloc(pd, pages, cx)).transpose()?,
+            completion: None,
+        };
+        Ok((posted, waiting))
+    }
+
+    /// Posts the receives and connects (`nvme_rdma_route_resolved`).
+    fn connect(
+        self: &Arc<Self>,
+        setup: &Setup<'_, Rdma>,
+        queue_size: u16,
+        cx: &Sleepable,
+    ) -> Result {
+        let connecting = Connecting::new(&self.id, &self.qp, cx);
+        let ring = RecvRing {
+            pd: &self.pd,
+            count: recvs(queue_size),
+            len: COMPLETION,
+        };
+        ring.post(self, cx)?;
+        let (identity, attrs) = (setup.identity(), self.pd.device().attrs());
+        let (hrqsize, hsqsize, cntlid) = match self.qid {
+            0 => (AQ_DEPTH, AQ_DEPTH - 1, 0),
+            _ => (queue_size, identity.sqsize, identity.cntlid),
+        };
+        let private = CmReq {
+            recfmt: U16::new(0),
+            qid: U16::new(self.qid),
+            hrqsize: U16::new(hrqsize),
+            hsqsize: U16::new(hsqsize),
+            cntlid: U16::new(cntlid),
+            _rsvd: [0; 22],
+        };
+        let private: [u8; size_of::<CmReq>()] = zerocopy::transmute!(private);
+        let param = cm::ConnParam {
+            private_data: &private,
+            responder_resources: attrs.max_qp_rd_atom.min(u8::MAX.into()) as u8,
+            initiator_depth: 0,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            ..Default::default()
+        };
+        self.id.connect(self.clone(), &param, cx)?;
+        connecting.connected();
+        Ok(())
+    }
+
+    /// The connection has failed, or the target does not keep to the protocol
+    /// (`nvme_rdma_error_recovery`). Any context.
+    ///
+    /// Where the controller is live its recovery ends the requests of all queues. Where it is being
+    /// set up or shut down somebody waits for a command of this queue: it ends at once.
+    fn error_recovery(self: ArcBorrow<'_, Self>) {
+        if self.lost.xchg(true, Full) {
+            return;
+        }
+        let state = self.link.error_recovery();
+        self.tags.close(ENOTCONN);
+        if !matches!(state, Some(State::Live | State::Resetting)) {
+            // It is queued once.
+            let _ = self.client.enqueue(Arc::from(self));
+        }
+    }
+
+    /// Ends the connection and all requests (`nvme_rdma_stop_queue`).
+    fn stop(&self, cx: &Sleepable) {
+        let _guard = self.stopping.lock();
+        self.live.store(false, Relaxed);
+        self.id.release_handler(cx);
+        // If there is no connection, the drain flushes the requests.
+        let _ = self.id.disconnect(cx);
+        if let Err(e) = self.tags.reclaim(&self.qp, cx) {
+            pr_err!(
+                "QID {}: QP {} was not drained: {e:?}\n",
+                self.qid,
+                self.qp.num()
+            );
+        }
+    }
+
+    /// Handles a completion of NVMe. Fails with `ENOTCONN` if the queue is being stopped, and as
+    /// [`Tags::reply`] if there is no such command.
+    fn process_nvme_rsp(&self, wc: &Success<'_>, completion: Completion) -> Result {
+        let id = completion.command_id.get();
+        let id = TagId {
+            index: id & ((1 << TAG_BITS) - 1),
+            generation: id >> TAG_BITS,
+        };
+        let mut waiting = self.tags.reply(wc, id)?;
+        waiting.completion = Some(completion);
+        match &waiting.request().data {
+            // The target has not proved that it has invalidated the key.
+            Data::Keyed(region) if !region.remote_invalidated(wc, &self.qp) => {
+                Ok(waiting.post(&self.qp, |posted| match &posted.data {
+                    Data::Keyed(region) => Ok(InvWr::new(region)),
+                    _ => Err(EINVAL),
+                })?)
+            }
+            Data::Keyed(_) => Ok(()),
+            // There is no key.
+            _ if wc.invalidated_rkey().is_some() => Err(EPROTO),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lists and maps the data of a request (`nvme_rdma_map_data`).
+    fn map_data(&self, rq: Rq, waiting: &mut Waiting) -> Result<Data, (Rq, Error)> {
+        if !rq.has_data() {
+            waiting.rq = Some(rq);
+            return Ok(Data::None);
+        }
+        let is_inline = rq.is_write() && rq.payload_bytes() <= self.inline_size;
+        let payload = rq.map()?;
+        let is_inline = is_inline && payload.entries() <= self.inline_segments;
+        let memory = SgMap::new(&self.pd, payload).map_err(|e| (e.owner.into_rq(), e.error))?;
+        if is_inline {
+            return Ok(Data::Inline(memory));
+        }
+        let Some(mr) = waiting.mr.take() else {
+            return Err((memory.into_owner().into_rq(), EIO));
+        };
+        Region::map(mr, memory).map(Data::Keyed).map_err(|e| {
+            waiting.mr = Some(e.mr);
+            (e.memory.into_owner().into_rq(), e.error)
+        })
+    }
+
+    /// Takes a request back that was not sent.
+    fn unmap_data(mut tag: Tag<Io>) -> Option<Rq> {
+        let (posted, waiting) = tag.parts();
+        match core::mem::replace(&mut posted.data, Data::None) {
+            Data::None => waiting.rq.take(),
+            Data::Inline(memory) => Some(memory.into_owner().into_rq()),
+            Data::Keyed(region) => {
+                let (mr, memory) = region.into_parts().ok()?;
+                waiting.mr = Some(mr);
+                Some(memory.into_owner().into_rq())
+            }
+        }
+    }
+
+    /// Returns what becomes of a request that could not be sent.
+    #[cold]
+    fn reason(&self, error: Error) -> Reason {
+        match error {
+            ENOMEM | EAGAIN | EBUSY => Reason::Resource,
+            // Error recovery is about to quiesce the queue.
+            ENOTCONN if matches!(self.link.state(), Some(State::Live | State::Resetting)) => {
+                Reason::Resource
+            }
+            ENOTCONN | EIO => Reason::Path,
+            _ => Reason::Io,
+        }
+    }
+
+    /// Posts a command (`nvme_rdma_post_send`).
+    fn post_send(
+        &self,
+        tag: Tag<Io>,
+        command: Command,
+        len: u32,
+    ) -> Result<(), PostError<Tag<Io>>> {
+        tag.post(&self.qp, |posted, chain: &mut Chain<'_, 2, SGES>| {
+            let (dptr, inline) = match &posted.data {
+                Data::None => (Descriptor::null(), None),
+                Data::Inline(memory) => (Descriptor::inline(len), Some(memory)),
+                Data::Keyed(region) => {
+                    let remote = chain.push(RegWr::remote_one_way(region))?;
+                    (Descriptor::fr(remote, len), None)
+                }
+            };
+            posted.capsule.write(0, &command.bytes(dptr))?;
+            match inline {
+                Some(memory) => {
+                    let mut sges = SgeList::<_, SGES>::new(posted.capsule.whole());
+                    sges.extend(&memory.sges::<{ MAX_INLINE_SEGMENTS as usize }>()?)?;
+                    chain.push(SendWr::send(sges))
+                }
+                None => chain.push(SendWr::send([posted.capsule.whole()])),
+            }
+        })
+    }
+}
+
+/// Returns the number of receives of a queue: a tag may be free before its receive is posted again.
+fn recvs(queue_size: u16) -> u32 {
+    u32::from(queue_size) + 1
+}
+
+/// Allocates the PD of a controller, on a device that can serve it.
+fn alloc_pd(dev: &Device, cx: &Sleepable) -> Result<Pd> {
+    if !dev.attrs().mem_mgt_extensions {
+        pr_err!("{dev}: memory registrations are not supported\n");
+        return Err(EOPNOTSUPP);
+    }
+    Pd::alloc(dev, cx)
+}
+
+/// Returns the most segments of a request, without the page that one with an offset takes more.
+fn max_fr_pages(dev: &Device) -> u32 {
+    let pages = dev.attrs().max_fast_reg_page_list_len;
+    pages.saturating_sub(1).clamp(1, MAX_SEGMENTS)
+}
+
+/// A controller (`struct nvme_rdma_ctrl`).
+#[pin_data]
+pub(crate) struct Rdma {
+    addr: SocketAddr,
+    src_addr: Option<SocketAddr>,
+    /// The name of the device that the last admin queue was on.
+    #[pin]
+    device: Mutex<Option<CString>>,
+}
+
+/// What is set up of it.
+#[derive(Default)]
+pub(crate) struct Shared {
+    /// The PD of all queues, while there is an admin queue.
+    pd: Option<Pd>,
+    use_inline_data: bool,
+}
+
+static REGISTERED: Registered = Registered::new();
+
+impl Rdma {
+    /// Returns whether the controller's queues are, or were, on a device.
+    pub(crate) fn is_on(&self, dev: &Device) -> bool {
+        self.device
+            .lock()
+            .as_ref()
+            .is_some_and(|name| **name == *dev.name())
+    }
+
+    /// Makes a queue and connects it (`nvme_rdma_start_queue`).
+    fn start_queue(
+        setup: &mut Setup<'_, Self>,
+        qid: u16,
+        queue_size: u16,
+        cx: &Sleepable,
+    ) -> Result<(), Failure> {
+        let queue = Queue::alloc(setup, qid, queue_size, cx).inspect_err(|e| {
+            dev_info!(setup.ctrl().device(), "queue {qid}: no connection: {e:?}\n");
+        })?;
+        if let Err(e) = setup.publish(qid, queue.clone()) {
+            queue.stop(cx);
+            return Err(e.into());
+        }
+        let connected = match qid {
+            0 => setup.connect_admin_queue(cx),
+            _ => setup.connect_io_queue(qid, cx),
+        };
+        match connected {
+            Ok(()) => queue.live.store(true, Relaxed),
+            Err(e) => {
+                let code = e.code();
+                dev_info!(
+                    setup.ctrl().device(),
+                    "failed to connect queue: {qid} ret={code}\n"
+                );
+            }
+        }
+        connected
+    }
+
+    /// Stops queues and drops them, whose requests have ended then but for those whose memory is
+    /// yet to go (`nvme_rdma_stop_io_queues`, `nvme_rdma_free_io_queues`).
+    fn stop_queues(setup: &mut Setup<'_, Self>, queues: Range<u16>, cx: &Sleepable) {
+        for qid in queues.clone() {
+            if let Some(queue) = setup.queue(qid) {
+                queue.stop(cx);
+            }
+        }
+        setup.clear(queues, cx);
+    }
+
+    fn configure_admin_queue(setup: &mut Setup<'_, Self>, cx: &Sleepable) -> Result<(), Failure> {
+        if let Err(e) = setup.alloc_admin_tag_set(cx) {
+            // There is one since the first time.
+            if e != EEXIST {
+                return Err(e.into());
+            }
+        }
+        Self::start_queue(setup, 0, AQ_DEPTH, cx)?;
+        setup.enable_ctrl(cx)?;
+        let dev = setup.pd.as_ref().ok_or(EINVAL)?.device().clone();
+        *setup.ctrl().device.lock() = Some(CString::try_from(&*dev.name()).map_err(|_| ENOMEM)?);
+        setup.set_limits(max_fr_pages(&dev), dev.numa_node());
+        setup.unquiesce_admin_queue();
+        setup.init_ctrl_finish(cx)
+    }
+
+    fn configure_io_queues(setup: &mut Setup<'_, Self>, cx: &Sleepable) -> Result<(), Failure> {
+        let count = setup.set_queue_count(cx)?;
+        if count == 0 {
+            dev_err!(setup.ctrl().device(), "unable to set any I/O queues\n");
+            return Err(ENOMEM.into());
+        }
+        setup.set_io_queues(count)?;
+        dev_info!(setup.ctrl().device(), "creating {count} I/O queues.\n");
+        let is_new = !setup.has_io_tag_set();
+        if is_new {
+            let polls = setup.ctrl().opts().polls();
+            setup.alloc_io_tag_set(polls, cx)?;
+        }
+        // Requests may be queued for those that blk-mq knows. There may be others since.
+        let known = count.min(setup.nr_hw_queues()) as u16;
+        let queue_size = setup.identity().sqsize.saturating_add(1);
+        for qid in 1..=known {
+            Self::start_queue(setup, qid, queue_size, cx)?;
+        }
+        if !is_new {
+            setup.update_nr_hw_queues(cx)?;
+        }
+        for qid in known + 1..=setup.nr_hw_queues() as u16 {
+            Self::start_queue(setup, qid, queue_size, cx)?;
+        }
+        Ok(())
+    }
+
+    fn teardown_admin_queue(setup: &mut Setup<'_, Self>, remove: bool, cx: &Sleepable) {
+        setup.quiesce_admin_queue(cx);
+        setup.flush_async_event_work(cx);
+        Self::stop_queues(setup, 0..1, cx);
+        setup.cancel_admin_tagset(cx);
+        setup.pd = None;
+        if remove {
+            setup.remove_admin_tag_set(cx);
+        }
+    }
+
+    fn teardown_io_queues(setup: &mut Setup<'_, Self>, remove: bool, cx: &Sleepable) {
+        setup.quiesce_io_queues(cx);
+        Self::stop_queues(setup, 1..u16::MAX, cx);
+        setup.cancel_tagset(cx);
+        if remove {
+            setup.remove_io_tag_set(cx);
+        }
+    }
+
+    fn setup_ctrl(ctrl: &Controller<Self>, new: bool, cx: &Sleepable) -> Result<(), Failure> {
+        let mut setup = ctrl.setup(cx);
+        let done = Self::try_setup_ctrl(&mut setup, cx);
+        if done.is_err() {
+            Self::teardown_io_queues(&mut setup, new, cx);
+            setup.stop_keep_alive(cx);
+            Self::teardown_admin_queue(&mut setup, new, cx);
+            // Requests that come now are refused: some of them fail at once.
+            setup.unquiesce_io_queues();
+            setup.unquiesce_admin_queue();
+        }
+        done
+    }
+
+    fn try_setup_ctrl(setup: &mut Setup<'_, Self>, cx: &Sleepable) -> Result<(), Failure> {
+        Self::configure_admin_queue(setup, cx)?;
+        let identity = setup.identity();
+        if identity.icdoff != 0 {
+            dev_err!(setup.ctrl().device(), "icdoff is not supported!\n");
+            return Err(EOPNOTSUPP.into());
+        }
+        if identity.sgls & bindings::NVME_CTRL_SGLS_KSDBDS == 0 {
+            dev_err!(
+                setup.ctrl().device(),
+                "Mandatory keyed sgls are not supported!\n"
+            );
+            return Err(EOPNOTSUPP.into());
+        }
+        let wanted = setup.ctrl().opts().queue_size();
+        let (size, most) = (
+            usize::from(identity.sqsize) + 1,
+            usize::from(identity.maxcmd),
+        );
+        if wanted > size {
+            dev_warn!(
+                setup.ctrl().device(),
+                "queue_size {wanted} > ctrl sqsize {size}, clamping down\n"
+            );
+        }
+        let clamped = size.min(MAX_QUEUE_SIZE.into()).min(most);
+        if clamped < 2 {
+            dev_err!(
+                setup.ctrl().device(),
+                "queues of {clamped} entries are not supported!\n"
+            );
+            return Err(EOPNOTSUPP.into());
+        }
+        if clamped < size {
+            dev_warn!(
+                setup.ctrl().device(),
+                "sqsize {size}, clamping down to {clamped}\n"
+            );
+        }
+        setup.set_sqsize(clamped.saturating_sub(1) as u16);
+        setup.use_inline_data = identity.sgls & bindings::NVME_CTRL_SGLS_SAOS != 0;
+        if identity.queue_count > 1 {
+            Self::configure_io_queues(setup, cx)?;
+        }
+        if !setup.ctrl().change_state(State::Live) {
+            // It is being deleted.
+            return Err(EINVAL.into());
+        }
+        setup.start_ctrl(cx);
+        // One may have failed while nobody sent commands on it.
+        let queues = 0..setup.identity().queue_count.min(u16::MAX.into()) as u16;
+        let is_lost = |qid| {
+            setup
+                .queue(qid)
+                .is_some_and(|queue| queue.lost.load(Relaxed))
+        };
+        if queues.into_iter().any(is_lost) {
+            setup.ctrl().link().error_recovery();
+        }
+        Ok(())
+    }
+
+    fn reconnect_or_remove(ctrl: &Controller<Self>, failure: Option<Failure>) {
+        // If it is being reset or deleted, do nothing.
+        if ctrl.state() != State::Connecting {
+            return;
+        }
+        if ctrl.should_reconnect(failure) {
+            let delay = ctrl.opts().reconnect_delay();
+            dev_info!(ctrl.device(), "Reconnecting in {delay} seconds...\n");
+            ctrl.reconnect_later(delay);
+        } else {
+            ctrl.delete();
+        }
+    }
+
+    fn shutdown_ctrl(ctrl: &Controller<Self>, shutdown: bool, cx: &Sleepable) {
+        let mut setup = ctrl.setup(cx);
+        Self::teardown_io_queues(&mut setup, shutdown, cx);
+        setup.quiesce_admin_queue(cx);
+        setup.disable_ctrl(shutdown, cx);
+        Self::teardown_admin_queue(&mut setup, shutdown, cx);
+    }
+}
+
+impl Transport for Rdma {
+    type Client = Host;
+    type Queue = Queue;
+    type State = Shared;
+
+    const ALLOWED_OPTS: u32 = bindings::NVMF_OPT_TRSVCID
+        | bindings::NVMF_OPT_RECONNECT_DELAY
+        | bindings::NVMF_OPT_HOST_TRADDR
+        | bindings::NVMF_OPT_CTRL_LOSS_TMO
+        | bindings::NVMF_OPT_NR_WRITE_QUEUES
+        | bindings::NVMF_OPT_NR_POLL_QUEUES
+        | bindings::NVMF_OPT_TOS;
+
+    fn registered() -> &'static Registered {
+        &REGISTERED
+    }
+
+    fn name() -> &'static CStr {
+        crate::transport_name()
+    }
+
+    fn new(opts: &Options<'_>) -> impl PinInit<Self, Error> {
+        let (addr, src_addr) = (target_addr(opts), source_addr(opts));
+        try_pin_init!(Self {
+            addr: addr?,
+            src_addr: src_addr?,
+            device <- new_mutex!(None),
+        })
+    }
+
+    fn create(ctrl: &Controller<Self>, cx: &Sleepable) -> Result<(), Failure> {
+        Self::setup_ctrl(ctrl, true, cx)?;
+        let (nqn, addr) = (ctrl.opts().subsysnqn(), ctrl.addr);
+        dev_info!(ctrl.device(), "new ctrl: NQN \"{nqn}\", addr {addr:?}\n");
+        Ok(())
+    }
+
+    fn error_recovery(ctrl: &Controller<Self>, cx: &Sleepable) {
+        {
+            let mut setup = ctrl.setup(cx);
+            setup.stop_keep_alive(cx);
+            setup.flush_async_event_work(cx);
+            Self::teardown_io_queues(&mut setup, false, cx);
+            setup.unquiesce_io_queues();
+            Self::teardown_admin_queue(&mut setup, false, cx);
+            setup.unquiesce_admin_queue();
+            setup.auth_stop(cx);
+        }
+        // Unless it is being deleted.
+        if ctrl.change_state(State::Connecting) {
+            Self::reconnect_or_remove(ctrl, None);
+        }
+    }
+
+    fn reconnect(ctrl: &Controller<Self>, cx: &Sleepable) {
+        let attempt = ctrl.count_reconnect();
+        match Self::setup_ctrl(ctrl, false, cx) {
+            Ok(()) => {
+                dev_info!(
+                    ctrl.device(),
+                    "Successfully reconnected ({attempt} attempts)\n"
+                );
+                ctrl.reconnected();
+            }
+            Err(e) => {
+                let most = ctrl.opts().max_reconnects();
+                dev_info!(ctrl.device(), "Failed reconnect attempt {attempt}/{most}\n");
+                Self::reconnect_or_remove(ctrl, Some(e));
+            }
+        }
+    }
+
+    fn reset(ctrl: &Controller<Self>, cx: &Sleepable) {
+        ctrl.stop(cx);
+        Self::shutdown_ctrl(ctrl, false, cx);
+        // A deletion may have begun.
+        if !ctrl.change_state(State::Connecting) {
+            return;
+        }
+        if let Err(e) = Self::setup_ctrl(ctrl, false, cx) {
+            ctrl.count_reconnect();
+            Self::reconnect_or_remove(ctrl, Some(e));
+        }
+    }
+
+    fn delete(ctrl: &Controller<Self>, cx: &Sleepable) {
+        Self::shutdown_ctrl(ctrl, true, cx);
+    }
+
+    #[inline]
+    fn is_live(queue: &Queue) -> bool {
+        queue.live.load(Relaxed)
+    }
+
+    fn queue_rq(queue: &Queue, rq: Rq) -> Result<(), Refused> {
+        let mut tag = match queue.tags.take_at(rq.tag()) {
+            Ok(tag) => tag,
+            Err(e) => return Err(rq.refuse(queue.reason(e))),
+        };
+        let command = Command::new(rq.command(), tag.id());
+        let len = rq.payload_bytes();
+        let (posted, waiting) = tag.parts();
+        match queue.map_data(rq, waiting) {
+            Ok(data) => posted.data = data,
+            Err((rq, e)) => return Err(rq.refuse(queue.reason(e))),
+        }
+        let Err(refused) = queue.post_send(tag, command, len) else {
+            return Ok(());
+        };
+        let error = refused.error();
+        match refused.owner.and_then(Queue::unmap_data) {
+            Some(rq) => Err(rq.refuse(queue.reason(error))),
+            None => {
+                // The queue has failed, and the request ends with it.
+                rdma::pr_err_ratelimited!("QID {}: a SEND was refused: {error:?}\n", queue.qid);
+                queue.link.error_recovery();
+                Ok(())
+            }
+        }
+    }
+
+    fn poll(queue: &Queue) -> u32 {
+        queue.cq.process(u32::MAX)
+    }
+
+    fn timed_out(queue: &Queue, cx: &Sleepable) {
+        queue.stop(cx);
+    }
+
+    fn submit_async_event(admin: &Queue) {
+        // One that is out is enough, and a queue that has failed is made again.
+        let Ok(tag) = admin.tags.take_at(ASYNC_EVENT) else {
+            return;
+        };
+        let mut bytes = [0; COMMAND];
+        if let Some(opcode) = bytes.first_mut() {
+            *opcode = bindings::nvme_admin_opcode_nvme_admin_async_event as u8;
+        }
+        let command = Command::new(bytes, tag.id());
+        if let Err(e) = admin.post_send(tag, command, 0) {
+            let e = e.error();
+            rdma::pr_err_ratelimited!("an asynchronous event was not asked for: {e:?}\n");
+        }
+    }
+}
+
+/// Returns the address of the target (`inet_pton_with_scope`).
+fn target_addr(opts: &Options<'_>) -> Result<SocketAddr> {
+    let ip = opts.traddr().and_then(|text| text.parse::<IpAddr>().ok());
+    let port = opts.trsvcid().and_then(|text| text.parse::<u16>().ok());
+    match (ip, port) {
+        (Some(ip), Some(port)) => Ok(SocketAddr::new(ip, port)),
+        _ => {
+            let (addr, port) = (opts.traddr().unwrap_or(""), opts.trsvcid().unwrap_or(""));
+            pr_err!("malformed address passed: {addr}:{port}\n");
+            Err(EINVAL)
+        }
+    }
+}
+
+/// Returns the address to connect from, if the user has given one.
+fn source_addr(opts: &Options<'_>) -> Result<Option<SocketAddr>> {
+    let Some(text) = opts.host_traddr() else {
+        return Ok(None);
+    };
+    match text.parse::<IpAddr>() {
+        Ok(ip) => Ok(Some(SocketAddr::new(ip, 0))),
+        Err(_) => {
+            pr_err!("malformed src address passed: {text}\n");
+            Err(EINVAL)
+        }
+    }
+}
