@@ -230,13 +230,24 @@ for of_link, names in DEVICES.items():
         case(f"rdma link delete {name} under load", name, links=(of_link,))(delete_link)
 
 
+def in_use(module):
+    """Whether rmmod says that the module is."""
+    said = subprocess.run(["rmmod", module], capture_output=True, text=True, timeout=60, check=False)
+    return said.returncode and "in use" in said.stderr
+
+
 @case("host's module unloaded under load", links=("rxe",))
 def unload_host(ground):
-    null = Null()
+    """C's module deletes its controllers. Rust's is in use until a user has done that."""
+    module, null = nvme.HOSTS[ground.host], Null()
     with null, ground.target(null) as target:
         with ground.controller(target) as host:
             with Load(host.disk()) as load:
-                sh("rmmod", nvme.HOSTS[ground.host])
+                if ground.host != "c":
+                    assert in_use(module), "it was unloaded"
+                    flowing(host)
+                    host.disconnect()
+                sh("rmmod", module)
                 ground.broken(load)
             until(lambda: host.state() == "gone", "the controller is still there")
         nvme.load(ground.host, None)
@@ -379,12 +390,26 @@ def open_fabrics(ground):
         words = ",".join(f"{name}={value}" for name, value in host.options.items())
         with open("/dev/nvme-fabrics", "r+b", buffering=0) as fabrics:
             fabrics.write(words.encode())
-            rmmod = subprocess.Popen(["rmmod", nvme.HOSTS[ground.host]])
-            until(lambda: not list(nvme.CONTROLLERS.iterdir()), "the controller is still there")
-            # It may wait for the file's end, and must not once that has come.
-            with suppress(subprocess.TimeoutExpired):
-                rmmod.wait(10)
-        assert rmmod.wait(60) == 0, "it was not unloaded"
+            module = nvme.HOSTS[ground.host]
+            if ground.host == "c":
+                rmmod = subprocess.Popen(["rmmod", module])
+                until(lambda: not list(nvme.CONTROLLERS.iterdir()), "the controller is still there")
+                # It may wait for the file's end, and must not once that has come.
+                with suppress(subprocess.TimeoutExpired):
+                    rmmod.wait(10)
+            else:
+                assert in_use(module), "it was unloaded, with a controller"
+                sh("nvme", "disconnect", "-n", target.nqn)
+                assert not list(nvme.CONTROLLERS.iterdir()), "the controller is still there"
+                assert in_use(module), "it was unloaded, with a file that has a controller"
+                # By a task that has the file itself.
+                said = subprocess.run(["rmmod", module], pass_fds=[fabrics.fileno()], capture_output=True, timeout=60,
+                                      check=False)
+                assert said.returncode, "it was unloaded, with a file that has a controller"
+        if ground.host == "c":
+            assert rmmod.wait(60) == 0, "it was not unloaded"
+        else:
+            sh("rmmod", module)
         nvme.load(ground.host, None)
         with ground.controller(target) as again:
             write_at(again.disk(), 0, bytes(4096))
