@@ -11,8 +11,7 @@ from nvme import Controller, Null, Target
 
 CASES = {}
 # What a kernel has not that a link or a case needs, by these, and whether it is the stock kernel.
-MISSING = {("wire", False): "the kernel with checkers has no rules of routing, by which both ends are in one namespace",
-           ("siw", True): "Debian's kernel has no siw",
+MISSING = {("siw", True): "Debian's kernel has no siw",
            ("checkers", True): "Debian's kernel has no faults and no files of nvmet in debugfs"}
 MIB = nvme.MIB
 
