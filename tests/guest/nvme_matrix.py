@@ -18,7 +18,8 @@ import nvme
 from case import bound, sh
 from nvme_ground import CASES, Ground
 # They run in this order.
-import nvme_data, nvme_discovery, nvme_auth, nvme_faults, nvme_paths  # pylint: disable=unused-import,multiple-imports
+# pylint: disable-next=unused-import,multiple-imports
+import nvme_data, nvme_discovery, nvme_auth, nvme_faults, nvme_paths, nvme_memory
 
 DONE, LATER = 0, 4
 
