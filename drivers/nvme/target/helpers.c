@@ -1,8 +1,86 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/inet.h>
+#include <linux/module.h>
+#include <linux/percpu-refcount.h>
+#include <linux/workqueue.h>
+#include <net/ipv6.h>
+
 #include "helpers.h"
 
-enum dma_data_direction nvmet_helper_data_dir(struct nvmet_req *req)
+/* Parameters that module! declares are not in sysfs. */
+static bool use_srq;
+module_param(use_srq, bool, 0444);
+MODULE_PARM_DESC(use_srq, "Use shared receive queue.");
+
+static int srq_size_set(const char *val, const struct kernel_param *kp)
 {
-	return nvmet_data_dir(req);
+	return param_set_uint_minmax(val, kp, 256, UINT_MAX);
+}
+
+static const struct kernel_param_ops srq_size_ops = {
+	.set = srq_size_set,
+	.get = param_get_uint,
+};
+
+static unsigned int srq_size = 1024;
+module_param_cb(srq_size, &srq_size_ops, &srq_size, 0644);
+MODULE_PARM_DESC(srq_size, "set Shared Receive Queue (SRQ) size, should >= 256 (default: 1024)");
+
+u32 nvmet_helper_srq_size(void)
+{
+	return use_srq ? READ_ONCE(srq_size) : 0;
+}
+
+bool nvmet_helper_sq_tryget(struct nvmet_sq *sq)
+{
+	return percpu_ref_tryget_live(&sq->ref);
+}
+
+void nvmet_helper_sq_put(struct nvmet_sq *sq)
+{
+	percpu_ref_put(&sq->ref);
+}
+
+bool nvmet_helper_is_write(const struct nvme_command *cmd)
+{
+	return nvme_is_write(cmd);
+}
+
+void nvmet_helper_flush_wq(void)
+{
+	flush_workqueue(nvmet_wq);
+}
+
+int nvmet_helper_port_addr(const struct nvmet_port *port, u8 ip[16],
+			   u16 *num, u32 *scope)
+{
+	struct sockaddr_storage addr = {};
+	struct sockaddr_in *v4 = (struct sockaddr_in *)&addr;
+	struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&addr;
+	int af, ret;
+
+	switch (port->disc_addr.adrfam) {
+	case NVMF_ADDR_FAMILY_IP4:
+		af = AF_INET;
+		break;
+	case NVMF_ADDR_FAMILY_IP6:
+		af = AF_INET6;
+		break;
+	default:
+		return -EAFNOSUPPORT;
+	}
+	ret = inet_pton_with_scope(&init_net, af, port->disc_addr.traddr,
+				   port->disc_addr.trsvcid, &addr);
+	if (ret)
+		return ret;
+	if (af == AF_INET) {
+		memcpy(ip, &v4->sin_addr, sizeof(v4->sin_addr));
+		*num = be16_to_cpu(v4->sin_port);
+	} else {
+		memcpy(ip, &v6->sin6_addr, sizeof(v6->sin6_addr));
+		*num = be16_to_cpu(v6->sin6_port);
+		*scope = v6->sin6_scope_id;
+	}
+	return af == AF_INET6;
 }

@@ -1,12 +1,30 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * C for what Rust cannot express: inline functions of nvmet.h.
+ * C for what Rust cannot express: inline functions of nvmet.h and of the
+ * kernel, and module parameters that are in sysfs.
  */
 #ifndef NVMET_HELPERS_H
 #define NVMET_HELPERS_H
 
 #include "nvmet.h"
 
-enum dma_data_direction nvmet_helper_data_dir(struct nvmet_req *req);
+/* percpu_ref_tryget_live(), percpu_ref_put() of a submission queue. */
+bool nvmet_helper_sq_tryget(struct nvmet_sq *sq);
+void nvmet_helper_sq_put(struct nvmet_sq *sq);
+
+bool nvmet_helper_is_write(const struct nvme_command *cmd);
+
+/* The number of receives of a shared receive queue, 0 if there are to be none. */
+u32 nvmet_helper_srq_size(void);
+
+/* flush_workqueue(nvmet_wq) */
+void nvmet_helper_flush_wq(void);
+
+/*
+ * Parses the address of a port (inet_pton_with_scope()): returns 1 if it is
+ * one of IPv6, 0 if it is one of IPv4, of 4 bytes, or an error.
+ */
+int nvmet_helper_port_addr(const struct nvmet_port *port, u8 ip[16],
+			   u16 *num, u32 *scope);
 
 #endif
