@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the driver needs of nvmet, the core of NVMe targets in C.
+//!
+//! All unsafe code of the driver is in this file. Its types say what C has as rules:
+//!
+//! - A [`Request`] is part of a response of an array. It is given to nvmet with the response
+//!   ([`Request::execute`]), which comes back by [`Target::queue_response`], once. Meanwhile
+//!   nothing else has access to it.
+//! - The request owns what nvmet uses: the memory of the command, until [`Request::take_command`],
+//!   and that of the data, until the request is used again.
+//! - A command is parsed only while its submission queue, an [`Sq`], is alive: it has a reference.
+//!   An [`Sq`] that is dropped ends in a work item, as nvmet waits for its commands.
+//! - A port of nvmet lives as long as an [`Sq`] of it: see [`Nport`].
+//!
+//! C header: `drivers/nvme/target/nvmet.h`
+
+use crate::{
+    bindings,
+    target::{
+        NvmetRdma,
+        Port,
+        Recv,
+        Response,
+        Target, //
+    }, //
+};
+use core::{
+    marker::PhantomData,
+    mem,
+    net,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+use kernel::{
+    container_of,
+    error::{
+        from_result,
+        to_result, //
+    },
+    impl_has_work,
+    module::this_module,
+    new_condvar,
+    new_mutex,
+    new_work,
+    prelude::*,
+    str::CString,
+    sync::{
+        atomic::{
+            Atomic,
+            Full,
+            Relaxed, //
+        },
+        CondVar,
+        Mutex, //
+    },
+    types::Opaque,
+    workqueue::{
+        self,
+        Work,
+        WorkItem, //
+    }, //
+};
+use rdma::{
+    dma::Direction,
+    prelude::*,
+    qp::Taken,
+    rw::Ctx,
+    sg,
+    wr::Sge, //
+};
+
+/// The length of a command, in bytes.
+pub(crate) const COMMAND: usize = size_of::<bindings::nvme_command>();
+
+/// Returns the number of receives of a shared receive queue, zero if there are to be none: the
+/// parameters of the module.
+pub(crate) fn srq_size() -> u32 {
+    // SAFETY: The function reads a variable.
+    unsafe { bindings::nvmet_helper_srq_size() }
+}
+
+// The registration.
+
+/// Zero, or the address of a [`Target`] in an [`Arc`], of which the [`Transport`] that has
+/// registered it has a reference, and each [`Nport`].
+static TARGET: Atomic<usize> = Atomic::new(0);
+
+/// Returns the driver's state, in a call of nvmet.
+///
+/// # Safety
+///
+/// nvmet is calling an operation of the transport, and the reference is not used after that.
+unsafe fn target<'a>() -> ArcBorrow<'a, Target> {
+    // SAFETY: nvmet calls `add_port` while the transport is registered, and the other operations
+    // for a port that was added, or a controller, which ends with the last of its submission
+    // queues, or a command that is executed. The transport has a reference to the state until it
+    // is not registered, and the port that a submission queue has until that has ended.
+    unsafe { ArcBorrow::from_raw(TARGET.load(Relaxed) as *const Target) }
+}
+
+/// A transport that is registered while it has a [`ClientRef`] (`nvmet_register_transport`).
+#[pin_data(PinnedDrop)]
+pub(crate) struct Transport {
+    target: Arc<Target>,
+    #[pin]
+    client: Mutex<Option<ClientRef>>,
+}
+
+impl Transport {
+    pub(crate) fn new(target: Arc<Target>) -> impl PinInit<Self> {
+        pin_init!(Self {
+            target,
+            client <- new_mutex!(None, "nvmet::Transport::client"),
+        })
+    }
+
+    /// Registers the transport, once. It is the last step of loading the module, as ports are
+    /// added from here on. Fails with `EBUSY` if there is another transport for RDMA.
+    pub(crate) fn register(&self, client: &ClientRef, _cx: &Sleepable) -> Result {
+        let mut registered = self.client.lock();
+        let at = Arc::as_ptr(&self.target) as usize;
+        TARGET.cmpxchg(0, at, Full).map_err(|_| EBUSY)?;
+        // SAFETY: The structure is static. The client is kept until `unregister`, and by each port
+        // and queue, and with it the text of the module.
+        to_result(unsafe { bindings::nvmet_register_transport(&raw const *OPS) })
+            .map_err(|_| EBUSY)?;
+        *registered = Some(client.clone());
+        Ok(())
+    }
+
+    /// Unregisters the transport (`nvmet_unregister_transport`). No port is enabled.
+    pub(crate) fn unregister(&self, _cx: &Sleepable) {
+        let client = self.client.lock().take();
+        if client.is_some() {
+            // SAFETY: It is registered, as `register` has set the client.
+            unsafe { bindings::nvmet_unregister_transport(&raw const *OPS) };
+        }
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Transport {
+    fn drop(self: Pin<&mut Self>) {
+        if let Ok(cx) = Sleepable::current() {
+            self.unregister(&cx);
+            // Work items of this module have given up their references, and are about to return.
+            //
+            // SAFETY: The caller may sleep.
+            unsafe { bindings::nvmet_helper_flush_wq() };
+        }
+    }
+}
+
+/// The operations of the transport.
+const OPS: &bindings::nvmet_fabrics_ops = &bindings::nvmet_fabrics_ops {
+    owner: this_module::<crate::RdmaClientModule>().as_ptr(),
+    type_: bindings::NVMF_TRTYPE_RDMA,
+    msdbd: 1,
+    // Without NVMF_METADATA_SUPPORTED nvmet refuses ports that are to have T10-PI.
+    flags: bindings::NVMF_KEYED_SGLS,
+    add_port: Some(add_port),
+    remove_port: Some(remove_port),
+    queue_response: Some(queue_response),
+    delete_ctrl: Some(delete_ctrl),
+    disc_traddr: Some(disc_traddr),
+    host_traddr: Some(host_traddr),
+    get_mdts: Some(get_mdts),
+    get_max_queue_size: Some(get_max_queue_size),
+    ..pin_init::zeroed()
+};
+
+/// `nvmet_fabrics_ops.add_port`.
+///
+/// # Safety
+///
+/// Called by nvmet, with a port that is not enabled, and the lock under which it is written.
+unsafe extern "C" fn add_port(raw: *mut bindings::nvmet_port) -> c_int {
+    from_result(|| {
+        let cx = Sleepable::current()?;
+        // SAFETY: This is an operation, which returns before the reference is used again.
+        let target: Arc<Target> = unsafe { target() }.into();
+        let client = ClientRef::of::<NvmetRdma>(&cx)?;
+        let nport = Nport::new(NonNull::new(raw).ok_or(EINVAL)?, target.clone(), client)?;
+        // SAFETY: The port is valid, and locked, as the caller promises.
+        let mut config = unsafe { PortConfig::read(&nport) }?;
+        let added = KBox::new_uninit(GFP_KERNEL)?;
+        let data = target.add_port(&mut config, &cx)?;
+        // SAFETY: The port is valid, and locked, as the caller promises. The transport alone uses
+        // `priv`.
+        unsafe {
+            (*raw).inline_data_size = config.inline_data_size.unwrap_or(0).into();
+            (*raw).max_queue_size = config.max_queue_size.unwrap_or(0).into();
+            (*raw).priv_ = KBox::into_raw(added.write((nport, data))).cast();
+        }
+        Ok(0)
+    })
+}
+
+/// `nvmet_fabrics_ops.remove_port`.
+///
+/// # Safety
+///
+/// Called by nvmet, once for a port that [`add_port`] has added.
+unsafe extern "C" fn remove_port(raw: *mut bindings::nvmet_port) {
+    // SAFETY: `add_port` has set the field, from a box of this type, which is taken back once.
+    let (nport, port) = KBox::into_inner(unsafe {
+        let added = mem::replace(&mut (*raw).priv_, ptr::null_mut());
+        KBox::<(Arc<Nport>, Arc<Port>)>::from_raw(added.cast())
+    });
+    if let Ok(cx) = Sleepable::current() {
+        port.remove(&cx);
+    }
+    nport.close();
+}
+
+/// Returns what a request that was given to nvmet is part of.
+///
+/// # Safety
+///
+/// The request was given to nvmet.
+unsafe fn given(req: *mut bindings::nvmet_req) -> *mut Inner {
+    // SAFETY: Only `give` gives requests to nvmet, each of which is that field.
+    unsafe { container_of!(req.cast::<Opaque<bindings::nvmet_req>>(), Inner, req) }
+}
+
+/// `nvmet_fabrics_ops.queue_response`.
+///
+/// # Safety
+///
+/// Called by nvmet, once for a request that was given to it.
+unsafe extern "C" fn queue_response(req: *mut bindings::nvmet_req) {
+    // SAFETY: The request was given, and nvmet, which gives it back once, does not use it after
+    // this.
+    let response = unsafe {
+        let response = take_back(req, State::Done);
+        (*given(req)).completed();
+        response
+    };
+    Target::queue_response(response);
+}
+
+/// `nvmet_fabrics_ops.delete_ctrl`.
+///
+/// # Safety
+///
+/// Called by nvmet.
+unsafe extern "C" fn delete_ctrl(ctrl: *mut bindings::nvmet_ctrl) {
+    // SAFETY: This is an operation, which returns before the reference is used again.
+    unsafe { target() }.delete_ctrl(&Ctrl(ctrl, PhantomData));
+}
+
+/// Returns an address as text, if there is memory for it.
+fn text(addr: net::IpAddr) -> Result<CString> {
+    CString::try_from_fmt(fmt!("{addr:?}"))
+}
+
+/// Writes text to a buffer, and zeroes behind it. Returns the length of what fits.
+///
+/// # Safety
+///
+/// The buffer has `len` bytes, and is not a part of the text.
+unsafe fn write(text: &[u8], to: *mut c_char, len: usize) -> usize {
+    let count = text.len().min(len);
+    // SAFETY: The buffer has as many bytes, as the caller promises.
+    unsafe {
+        ptr::write_bytes(to, 0, len);
+        ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), count);
+    }
+    count
+}
+
+/// `nvmet_fabrics_ops.disc_traddr`.
+///
+/// # Safety
+///
+/// Called by nvmet, which executes the request, with its port, and a buffer of that length.
+unsafe extern "C" fn disc_traddr(
+    req: *mut bindings::nvmet_req,
+    port: *mut bindings::nvmet_port,
+    traddr: *mut c_char,
+) {
+    // SAFETY: The request is being executed, so its response is there until this returns, and
+    // nobody else uses it.
+    let response = unsafe { &*(&raw const (*given(req)).owner).cast::<Taken<Response>>() };
+    let text = Target::disc_traddr(response).and_then(|addr| text(addr).ok());
+    // SAFETY: The port is valid, and its address does not change while it has queues. The buffer is
+    // as long, and nvmet sends all of it.
+    unsafe {
+        let configured = &(*port).disc_addr.traddr[..];
+        let text = text.as_ref().map_or(configured, |text| text.to_bytes());
+        write(text, traddr, configured.len());
+    }
+}
+
+/// `nvmet_fabrics_ops.host_traddr`.
+///
+/// # Safety
+///
+/// Called by nvmet, with a buffer of `len` bytes.
+unsafe extern "C" fn host_traddr(
+    ctrl: *mut bindings::nvmet_ctrl,
+    traddr: *mut c_char,
+    len: usize,
+) -> isize {
+    // SAFETY: This is an operation, which returns before the reference is used again.
+    let addr = unsafe { target() }.host_traddr(&Ctrl(ctrl, PhantomData));
+    match addr.and_then(text) {
+        // SAFETY: The buffer has `len` bytes, as the caller promises.
+        Ok(text) => unsafe { write(text.to_bytes(), traddr, len) as isize },
+        Err(e) => e.to_errno() as isize,
+    }
+}
+
+/// `nvmet_fabrics_ops.get_mdts`.
+extern "C" fn get_mdts(_ctrl: *const bindings::nvmet_ctrl) -> u8 {
+    Target::MAX_MDTS
+}
+
+/// `nvmet_fabrics_ops.get_max_queue_size`.
+extern "C" fn get_max_queue_size(_ctrl: *const bindings::nvmet_ctrl) -> u16 {
+    Target::MAX_QUEUE_SIZE
+}
+
+/// A controller in a call of nvmet, to be compared.
+pub(crate) struct Ctrl<'a>(*mut bindings::nvmet_ctrl, PhantomData<&'a ()>);
+
+// Work items.
+
+/// A work item for nvmet's queue. While it lives it keeps its client.
+pub(crate) trait Item: Send + Sync + 'static {
+    /// Returns the client.
+    fn client(&self) -> &ClientRef;
+}
+
+/// Returns nvmet's queue for work items that end connections (`nvmet_wq`): nvmet flushes it before
+/// it frees a port. The client keeps the text of the work item, which has a reference to it.
+fn wq(_client: &ClientRef) -> &'static workqueue::Queue {
+    // SAFETY: nvmet, which this module needs, destroys the queue when it is unloaded.
+    unsafe { workqueue::Queue::from_raw(bindings::nvmet_wq) }
+}
+
+/// Queues a work item on `nvmet_wq`. Any context. Does nothing if it is queued.
+pub(crate) fn enqueue<T>(item: Arc<T>)
+where
+    T: WorkItem<Pointer = Arc<T>> + workqueue::HasWork<T> + Item,
+{
+    let _ = wq(item.client()).enqueue(item);
+}
+
+/// As [`enqueue`], in a while.
+pub(crate) fn enqueue_delayed<T>(item: Arc<T>, delay: kernel::time::Jiffies)
+where
+    T: WorkItem<Pointer = Arc<T>> + workqueue::HasDelayedWork<T> + Item,
+{
+    let _ = wq(item.client()).enqueue_delayed(item, delay);
+}
+
+// Ports.
+
+/// A port of nvmet, as long as it has submission queues.
+///
+/// nvmet frees a port after it was removed and `nvmet_wq` was flushed. If there are submission
+/// queues when it is removed, a work item waits there for their end.
+///
+/// # Invariants
+///
+/// `raw` is valid while `users`, the number of submission queues, is not zero, or until the port is
+/// closed, which is the second part.
+#[pin_data]
+pub(crate) struct Nport {
+    raw: NonNull<bindings::nvmet_port>,
+    /// See [`TARGET`].
+    _target: Arc<Target>,
+    client: ClientRef,
+    #[pin]
+    users: Mutex<(usize, bool)>,
+    #[pin]
+    unused: CondVar,
+    #[pin]
+    closing: Work<Self>,
+}
+
+// SAFETY: The port is not accessed by this, which passes its address to nvmet.
+unsafe impl Send for Nport {}
+// SAFETY: The port is not accessed by this, which passes its address to nvmet.
+unsafe impl Sync for Nport {}
+
+impl_has_work! {
+    impl HasWork<Self> for Nport { self.closing }
+}
+
+impl Item for Nport {
+    fn client(&self) -> &ClientRef {
+        &self.client
+    }
+}
+
+impl WorkItem for Nport {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let mut users = this.users.lock();
+        while users.0 != 0 {
+            this.unused.wait(&mut users);
+        }
+    }
+}
+
+impl Nport {
+    fn new(
+        raw: NonNull<bindings::nvmet_port>,
+        target: Arc<Target>,
+        client: ClientRef,
+    ) -> Result<Arc<Self>> {
+        // INVARIANT: nvmet is adding the port. If that fails, this is dropped, and if not, nvmet
+        // calls `remove_port`, which closes this, before it frees the port.
+        let init = pin_init!(Self {
+            raw,
+            _target: target,
+            client,
+            users <- new_mutex!((0, false), "nvmet::Nport::users"),
+            unused <- new_condvar!("nvmet::Nport::unused"),
+            closing <- new_work!("nvmet::Nport::closing"),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
+    }
+
+    /// Counts a submission queue, unless the port was removed.
+    fn get(&self) -> Result {
+        let mut users = self.users.lock();
+        if users.1 {
+            return Err(ENODEV);
+        }
+        users.0 = users.0.saturating_add(1);
+        Ok(())
+    }
+
+    fn put(&self) {
+        let mut users = self.users.lock();
+        users.0 = users.0.saturating_sub(1);
+        self.unused.notify_all();
+    }
+
+    /// nvmet removes the port. The work item is queued before it flushes its queue.
+    fn close(self: Arc<Self>) {
+        self.users.lock().1 = true;
+        enqueue(self);
+    }
+}
+
+/// A port that is being enabled, as the user has configured it: `None` is left to the transport,
+/// which sets what hosts are told.
+pub(crate) struct PortConfig {
+    pub(crate) nport: Arc<Nport>,
+    pub(crate) id: u16,
+    pub(crate) addr: SocketAddr,
+    pub(crate) inline_data_size: Option<u16>,
+    pub(crate) max_queue_size: Option<u16>,
+    /// A power of two of 4 KiB.
+    pub(crate) mdts: Option<u8>,
+}
+
+impl PortConfig {
+    /// Reads what is configured. Fails with `EAFNOSUPPORT` if the address is none of IP, or
+    /// `EINVAL` if it is malformed (`inet_pton_with_scope`).
+    ///
+    /// # Safety
+    ///
+    /// The port is valid, and locked.
+    unsafe fn read(nport: &Arc<Nport>) -> Result<Self> {
+        let (raw, mut ip, mut num, mut scope) = (nport.raw.as_ptr(), [0; 16], 0, 0);
+        // SAFETY: The port is valid, and locked, as the caller promises, and there is room for what
+        // is returned.
+        let (is_v6, config) = unsafe {
+            let (num, scope) = (&raw mut num, &raw mut scope);
+            let is_v6 = bindings::nvmet_helper_port_addr(raw, ip.as_mut_ptr(), num, scope);
+            (is_v6, &*raw)
+        };
+        to_result(is_v6).inspect_err(|_| pr_err!("malformed ip/port of a port\n"))?;
+        let [a, b, c, d, ..] = ip;
+        let given = |size: c_int| u16::try_from(size.clamp(-1, u16::MAX.into())).ok();
+        Ok(Self {
+            nport: nport.clone(),
+            id: u16::from_le(config.disc_addr.portid),
+            addr: match is_v6 {
+                0 => SocketAddr::new([a, b, c, d].into(), num),
+                _ => net::SocketAddrV6::new(ip.into(), num, 0, scope).into(),
+            },
+            inline_data_size: given(config.inline_data_size),
+            max_queue_size: given(config.max_queue_size),
+            mdts: config.mdts.try_into().ok().filter(|mdts| *mdts != 0),
+        })
+    }
+}
