@@ -495,3 +495,150 @@ impl PortConfig {
         })
     }
 }
+
+// Submission queues.
+
+/// A submission queue (`struct nvmet_sq`), with its completion queue.
+///
+/// When it is dropped, a work item on `nvmet_wq` ends it, unless [`Sq::destroy`] has.
+pub(crate) struct Sq(Arc<SqInner>);
+
+/// # Invariants
+///
+/// `sq` and `cq` are initialised, until a thread destroys them after it has set `destroyed`. Until
+/// then the port counts this.
+#[pin_data]
+struct SqInner {
+    #[pin]
+    cq: Opaque<bindings::nvmet_cq>,
+    #[pin]
+    sq: Opaque<bindings::nvmet_sq>,
+    nport: Arc<Nport>,
+    destroyed: Atomic<bool>,
+    /// Set while a command is handled that is to connect the queue.
+    connecting: Atomic<bool>,
+    #[pin]
+    release: Work<Self>,
+}
+
+// SAFETY: A submission queue may be used by any thread: its count of commands is atomic, and the
+// rest is nvmet's, which locks it.
+unsafe impl Send for SqInner {}
+// SAFETY: A submission queue may be used by several threads at once: its count of commands is
+// atomic, and the rest is nvmet's, which locks it.
+unsafe impl Sync for SqInner {}
+
+impl_has_work! {
+    impl HasWork<Self> for SqInner { self.release }
+}
+
+impl Item for SqInner {
+    fn client(&self) -> &ClientRef {
+        &self.nport.client
+    }
+}
+
+impl WorkItem for SqInner {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.destroy();
+    }
+}
+
+impl SqInner {
+    /// Ends the queue (`nvmet_sq_destroy`, `nvmet_cq_put`), once. May sleep.
+    fn destroy(&self) {
+        if self.destroyed.xchg(true, Full) {
+            return;
+        }
+        // SAFETY: By the type invariant both are initialised, and this thread alone has set
+        // `destroyed`. nvmet waits until no command is parsed or executed, as each has a reference
+        // to the queue, and none is parsed after that.
+        unsafe {
+            bindings::nvmet_sq_destroy(self.sq.get());
+            bindings::nvmet_cq_put(self.cq.get());
+        }
+        self.nport.put();
+    }
+
+    /// Returns the controller, null if the queue is not connected.
+    fn ctrl(&self) -> *mut bindings::nvmet_ctrl {
+        // SAFETY: The field is there as long as this. nvmet writes it when the queue is connected
+        // and destroyed, which this read may race with, so it is volatile.
+        unsafe { (&raw const (*self.sq.get()).ctrl).read_volatile() }
+    }
+}
+
+impl Sq {
+    /// Makes a queue that is to be connected to a controller (`nvmet_sq_init`). Fails with `ENODEV`
+    /// if the port was removed, or `ENOMEM`.
+    pub(crate) fn new(nport: &Arc<Nport>, _cx: &Sleepable) -> Result<Self> {
+        nport.get()?;
+        let init = try_pin_init!(SqInner {
+            cq: pin_init::zeroed(),
+            sq: pin_init::zeroed(),
+            _: {
+                // SAFETY: The queues are in their place, and zeroed.
+                to_result(unsafe {
+                    bindings::nvmet_cq_init(cq.get());
+                    bindings::nvmet_sq_init(sq.get(), cq.get())
+                })?
+            },
+            nport: nport.clone(),
+            destroyed: Atomic::new(false),
+            connecting: Atomic::new(false),
+            release <- new_work!("nvmet::Sq::release"),
+        }? Error);
+        // INVARIANT: Both are initialised, and the port counts this.
+        let inner = Arc::pin_init(init, GFP_KERNEL).inspect_err(|_| nport.put())?;
+        Ok(Self(inner))
+    }
+
+    /// Ends the queue, and waits until no command of it is executed (`nvmet_sq_destroy`). Those
+    /// that wait for events are completed.
+    pub(crate) fn destroy(&self, _cx: &Sleepable) {
+        self.0.destroy();
+    }
+
+    /// Calls `f` with a reference to the queue; `None` if that is being destroyed.
+    #[inline]
+    fn with<R>(&self, f: impl FnOnce(*mut bindings::nvmet_sq) -> R) -> Option<R> {
+        let sq = self.0.sq.get();
+        // SAFETY: By the type invariant the queue was initialised. Its count refuses references
+        // from the destruction on: `percpu_ref_exit()` leaves it dead, and only that is read then.
+        if !unsafe { bindings::nvmet_helper_sq_tryget(sq) } {
+            return None;
+        }
+        let result = f(sq);
+        // SAFETY: The reference was just taken.
+        unsafe { bindings::nvmet_helper_sq_put(sq) };
+        Some(result)
+    }
+
+    /// Returns whether the queue is one of this controller.
+    pub(crate) fn is_of(&self, ctrl: &Ctrl<'_>) -> bool {
+        ptr::eq(self.0.ctrl(), ctrl.0)
+    }
+
+    /// Reports a fatal error of the controller (`nvmet_ctrl_fatal_error`), which is then deleted.
+    /// Returns `false` if there is none.
+    pub(crate) fn fatal_error(&self, _cx: &Sleepable) -> bool {
+        let reported = self.with(|_| {
+            let ctrl = NonNull::new(self.0.ctrl())?;
+            // SAFETY: The queue, which is not destroyed before the reference is given back, has one
+            // to its controller.
+            unsafe { bindings::nvmet_ctrl_fatal_error(ctrl.as_ptr()) };
+            Some(())
+        });
+        reported.flatten().is_some()
+    }
+}
+
+impl Drop for Sq {
+    fn drop(&mut self) {
+        if !self.0.destroyed.load(Relaxed) {
+            enqueue(self.0.clone());
+        }
+    }
+}
