@@ -642,3 +642,431 @@ impl Drop for Sq {
         }
     }
 }
+
+// Memory.
+
+/// Lends a buffer to nvmet, until [`give_back`]. Returns its address and its length.
+#[inline]
+fn lend<D: Direction>(buf: &mut Buf<D>) -> (*mut c_void, usize) {
+    let mut view = buf.cpu();
+    let lent = (view.as_mut_ptr().cast(), view.len());
+    // It stays synchronised for the CPU.
+    mem::forget(view);
+    lent
+}
+
+/// Synchronises a buffer that was lent for the device.
+#[inline]
+fn give_back<D: Direction>(buf: &mut Buf<D>) {
+    drop(buf.cpu());
+}
+
+/// The pages of a transfer, with their scatter list (`sgl_alloc`).
+///
+/// # Invariants
+///
+/// `list` is from `sgl_alloc`, with so many entries, and this owns it.
+pub(crate) struct Pages {
+    list: NonNull<bindings::scatterlist>,
+    entries: u32,
+}
+
+// SAFETY: It is memory, which may be freed in any thread.
+unsafe impl Send for Pages {}
+
+// SAFETY: The list and its pages are an allocation of their own, all of whose entries are filled.
+// nvmet reads and writes them by their addresses, while it has the request that owns them, which is
+// not posted then.
+unsafe impl sg::SgOwner<Bidirectional> for Pages {
+    fn sgl(&mut self) -> sg::Sgl<Bidirectional> {
+        sg::Sgl::new(self.list.as_ptr(), self.entries)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the list is from `sgl_alloc`, and this owns it.
+        unsafe { bindings::sgl_free(self.list.as_ptr()) };
+    }
+}
+
+// Requests.
+
+/// The state of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// nvmet has nothing to do with it.
+    Idle,
+    /// The command was parsed (`nvmet_req_init`), and has a reference to its submission queue.
+    Parsed,
+    /// nvmet has it.
+    Given,
+    /// The completion is written.
+    Done,
+}
+
+/// A request of nvmet (`struct nvmet_req`), with the memory of the command, of the data and of the
+/// completion.
+///
+/// # Invariants
+///
+/// - The box is this's own. In the state [`State::Given`] nvmet has the request and `owner` is the
+///   response, through which alone this could be reached; in any other nobody uses the box but
+///   through this.
+/// - In the state [`State::Parsed`] the command was parsed, for a submission queue to which it has
+///   a reference. Its memory is that of `command`, and is lent, as it is in [`State::Done`] until
+///   the command is taken. Then nvmet no longer uses it.
+/// - `req.sg` is null, or the list of `data`, or `inline_sg`, of the memory of `command`.
+pub(crate) struct Request(NonNull<Inner>);
+
+#[repr(C)]
+struct Inner {
+    req: Opaque<bindings::nvmet_req>,
+    owner: mem::MaybeUninit<Taken<Response>>,
+    state: State,
+    /// The status of the completion.
+    status: u16,
+    /// The command's data are those of `data`.
+    keyed: bool,
+    /// The data that have come with the command.
+    inline: (*mut c_void, usize),
+    inline_sg: Opaque<bindings::scatterlist>,
+    command: Option<Recv>,
+    cqe: Buf<ToDevice>,
+    data: Ctx<Bidirectional, Pages>,
+    /// The queue that the command is to connect.
+    connects: Option<Arc<SqInner>>,
+}
+
+// SAFETY: A request may be used in any thread.
+unsafe impl Send for Request {}
+// SAFETY: A shared one gives shared access to its buffers only.
+unsafe impl Sync for Request {}
+
+impl Request {
+    /// Allocates a request.
+    pub(crate) fn new(pd: &Pd, cx: &Sleepable) -> Result<Self> {
+        let inner = Inner {
+            req: pin_init::zeroed(),
+            owner: mem::MaybeUninit::uninit(),
+            state: State::Idle,
+            status: 0,
+            keyed: false,
+            inline: (ptr::null_mut(), 0),
+            inline_sg: pin_init::zeroed(),
+            command: None,
+            cqe: Buf::alloc(pd, size_of::<bindings::nvme_completion>(), cx)?,
+            data: Ctx::empty(GFP_KERNEL)?,
+            connects: None,
+        };
+        let inner = KBox::leak(KBox::new(inner, GFP_KERNEL)?);
+        // INVARIANT: The box is new.
+        Ok(Self(NonNull::from(inner)))
+    }
+
+    fn inner(&mut self) -> &mut Inner {
+        // SAFETY: By the type invariant nobody uses the box but through this, which is borrowed
+        // exclusively: were it given to nvmet, its response could not be reached.
+        unsafe { self.0.as_mut() }
+    }
+
+    fn shared(&self) -> &Inner {
+        // SAFETY: By the type invariant nobody uses the box but through this, which is borrowed:
+        // were it given to nvmet, its response could not be reached.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Parses a command, of which `len` bytes have come (`nvmet_req_init`). Returns the response if
+    /// the command is to be executed; one that is refused goes to [`Target::queue_response`]. Gives
+    /// the response back as an error if the queue is being destroyed, or connected by another
+    /// command.
+    pub(crate) fn init(
+        mut response: Taken<Response>,
+        command: Recv,
+        len: usize,
+        sq: &Sq,
+        _cx: &Sleepable,
+    ) -> Result<Option<Taken<Response>>, Taken<Response>> {
+        let inner = response.request.inner();
+        inner.release();
+        let received = inner.receive(command, len, sq.0.nport.raw);
+        let mut refused = Some(response);
+        let parsed = sq.with(|raw| {
+            let mut response = refused.take_if(|_| received)?;
+            if sq.0.ctrl().is_null() && !response.request.inner().connect(&sq.0) {
+                refused = Some(response);
+                return None;
+            }
+            let req = give(response);
+            // SAFETY: The command and the completion are in place, the queue is not destroyed, as
+            // there is a reference, and the operations are static. The request was given, as nvmet
+            // calls `queue_response` if it refuses the command.
+            // INVARIANT: If it does not, the command was parsed.
+            unsafe {
+                bindings::nvmet_req_init(req, raw, &raw const *OPS)
+                    .then(|| take_back(req, State::Parsed))
+            }
+        });
+        match refused {
+            Some(mut response) => {
+                response.request.release();
+                Err(response)
+            }
+            None => Ok(parsed.flatten()),
+        }
+    }
+
+    /// Returns whether the host sends the data of a command that was parsed, and the bytes of their
+    /// descriptor (`struct nvme_sgl_desc`, `struct nvme_keyed_sgl_desc`).
+    pub(crate) fn descriptor(&self) -> Option<(bool, [u8; 16])> {
+        let inner = self.shared();
+        if inner.state != State::Parsed {
+            return None;
+        }
+        // SAFETY: By the type invariant the request has its command, whose memory is lent, so the
+        // device writes nothing there.
+        unsafe {
+            let cmd = (*inner.req.get()).cmd;
+            let common = cmd.cast::<bindings::nvme_common_command>();
+            let sgl = (&raw const (*common).dptr).cast::<[u8; 16]>().read();
+            Some((bindings::nvmet_helper_is_write(cmd), sgl))
+        }
+    }
+
+    /// Makes bytes that have come with the command its data. Fails with `EINVAL` if there are none
+    /// or not so many, or the command was not parsed.
+    pub(crate) fn use_inline_sg(&mut self, offset: usize, len: u32) -> Result {
+        let inner = self.inner();
+        let (bytes, came) = inner.inline;
+        let end = offset.checked_add(len as usize).ok_or(EINVAL)?;
+        if inner.state != State::Parsed || len == 0 || end > came {
+            return Err(EINVAL);
+        }
+        let (req, sg) = (inner.req.get(), inner.inline_sg.get());
+        // SAFETY: The memory of the command, which the request has, is kmalloc memory with so many
+        // bytes at `bytes`. The list stays where it is, in the box.
+        // INVARIANT: The list is of the memory of `command`.
+        unsafe {
+            bindings::sg_init_one(sg, bytes.byte_add(offset), len);
+            ((*req).sg, (*req).sg_cnt, (*req).transfer_len) = (sg, 1, len as usize);
+        }
+        Ok(())
+    }
+
+    /// Allocates the memory of a command's data (`nvmet_req_alloc_sgls`). Fails with `ENOMEM`, or
+    /// `EINVAL` if the command was not parsed or has data.
+    pub(crate) fn alloc_sgls(&mut self, len: usize) -> Result {
+        let inner = self.inner();
+        let req = inner.req.get();
+        // SAFETY: Nobody else uses the request.
+        if inner.state != State::Parsed || unsafe { !(*req).sg.is_null() } {
+            return Err(EINVAL);
+        }
+        // SAFETY: The request was parsed, and has no data, as just checked.
+        let (allocated, list, entries) = unsafe {
+            (*req).transfer_len = len;
+            let allocated = bindings::nvmet_req_alloc_sgls(req);
+            (to_result(allocated), (*req).sg, (*req).sg_cnt)
+        };
+        // INVARIANT: The list is from `sgl_alloc`, as the request has no device whose memory it
+        // could be. The pages alone free it.
+        let pages = allocated.and_then(|()| {
+            let list = NonNull::new(list).ok_or(ENOMEM)?;
+            let entries = entries.try_into()?;
+            Ok(Pages { list, entries })
+        });
+        let filled = pages.and_then(|pages| Ok(inner.data.fill(pages)?));
+        inner.keyed = filled.is_ok();
+        filled.inspect_err(|_| inner.no_data())
+    }
+
+    /// Returns the memory of the data, for a transfer.
+    #[inline]
+    pub(crate) fn data(&self) -> &Ctx<Bidirectional, Pages> {
+        &self.shared().data
+    }
+
+    /// Executes a command that was parsed, whose response goes to [`Target::queue_response`]
+    /// (`req->execute`). Drops any other response.
+    #[inline]
+    pub(crate) fn execute(mut response: Taken<Response>, _cx: &Sleepable) {
+        let inner = response.request.inner();
+        if inner.state != State::Parsed {
+            return;
+        }
+        if inner.keyed && inner.data.len() == 0 {
+            // The memory was lost with a transfer that has failed.
+            inner.no_data();
+            let status = bindings::NVME_SC_DATA_XFER_ERROR as u16;
+            return Self::complete(response, status, None);
+        }
+        let req = give(response);
+        // SAFETY: The command was parsed, so the function is set, and the data are in place. nvmet
+        // calls `queue_response` when it was executed.
+        unsafe { (*req).execute.inspect(|execute| execute(req)) };
+    }
+
+    /// Completes a command that was parsed, and is not to be executed (`nvmet_req_complete`), with
+    /// the offset of the field of the command that is wrong. Its response goes to
+    /// [`Target::queue_response`]. Drops any other response.
+    #[cold]
+    pub(crate) fn complete(mut response: Taken<Response>, status: u16, error_loc: Option<u16>) {
+        if response.request.inner().state != State::Parsed {
+            return;
+        }
+        let req = give(response);
+        // SAFETY: The command was parsed, and nvmet calls `queue_response`.
+        unsafe {
+            (*req).error_loc = error_loc.unwrap_or((*req).error_loc);
+            bindings::nvmet_req_complete(req, status);
+        }
+    }
+
+    /// Returns the status in the completion, zero for success; `None` until that is written.
+    #[inline]
+    pub(crate) fn status(&self) -> Option<u16> {
+        let inner = self.shared();
+        (inner.state == State::Done).then_some(inner.status)
+    }
+
+    /// Takes the command of a request that nvmet has completed, to receive another one.
+    #[inline]
+    pub(crate) fn take_command(&mut self) -> Option<Recv> {
+        let inner = self.inner();
+        match inner.state {
+            State::Done => inner.take_command(),
+            _ => None,
+        }
+    }
+
+    /// Returns the completion, to be sent.
+    #[inline]
+    pub(crate) fn cqe(&self) -> Sge<'_> {
+        self.shared().cqe.whole()
+    }
+
+    /// Ends all use of the request: frees the data, drops the command, and uninitialises the
+    /// request if it was parsed and is not to be executed (`nvmet_req_uninit`).
+    #[inline]
+    pub(crate) fn release(&mut self) {
+        self.inner().release();
+    }
+}
+
+impl Inner {
+    /// Puts the memory of a command, of which `len` bytes have come, in place. Returns `false` if
+    /// it is too short.
+    #[inline]
+    fn receive(&mut self, mut recv: Recv, len: usize, port: NonNull<bindings::nvmet_port>) -> bool {
+        let command = recv.command();
+        let (cmd, size) = lend(&mut command.capsule);
+        let (inline, most) = command.inline.as_mut().map_or((ptr::null_mut(), 0), lend);
+        self.inline = (inline, len.saturating_sub(COMMAND).min(most));
+        self.command = Some(recv);
+        let (cqe, req) = (lend(&mut self.cqe).0, self.req.get());
+        // SAFETY: Nobody else uses the request.
+        unsafe { ((*req).cmd, (*req).cqe, (*req).port) = (cmd.cast(), cqe.cast(), port.as_ptr()) };
+        size >= COMMAND
+    }
+
+    /// Notes that the command is to connect a queue; `false` if another one is about to.
+    #[cold]
+    fn connect(&mut self, sq: &Arc<SqInner>) -> bool {
+        let is_first = !sq.connecting.xchg(true, Full);
+        self.connects = is_first.then(|| sq.clone());
+        is_first
+    }
+
+    /// The queue was connected, or was not.
+    #[cold]
+    fn connected(&mut self) {
+        if let Some(sq) = self.connects.take() {
+            sq.connecting.store(false, Relaxed);
+        }
+    }
+
+    /// nvmet has written the completion.
+    #[inline]
+    fn completed(&mut self) {
+        if self.connects.is_some() {
+            self.connected();
+        }
+        // SAFETY: The completion is in `cqe`, where nvmet has written it.
+        self.status = u16::from_le(unsafe { (*(*self.req.get()).cqe).status });
+        give_back(&mut self.cqe);
+    }
+
+    #[inline]
+    fn take_command(&mut self) -> Option<Recv> {
+        let mut recv = self.command.take()?;
+        let command = recv.command();
+        give_back(&mut command.capsule);
+        if let Some(inline) = &mut command.inline {
+            give_back(inline);
+        }
+        Some(recv)
+    }
+
+    /// The request has no data.
+    fn no_data(&mut self) {
+        let req = self.req.get();
+        // SAFETY: Nobody else uses the request.
+        unsafe { ((*req).sg, (*req).sg_cnt, (*req).transfer_len) = (ptr::null_mut(), 0, 0) };
+    }
+
+    #[inline]
+    fn release(&mut self) {
+        if self.state == State::Parsed {
+            self.uninit();
+        }
+        self.state = State::Idle;
+        if mem::replace(&mut self.keyed, false) {
+            drop(self.data.take());
+        }
+        drop(self.take_command());
+    }
+
+    #[cold]
+    fn uninit(&mut self) {
+        self.connected();
+        // SAFETY: By the invariant of `Request` the command was parsed, and nvmet does not have it.
+        unsafe { bindings::nvmet_req_uninit(self.req.get()) };
+    }
+}
+
+/// Gives a request to nvmet, with its response.
+#[inline]
+fn give(response: Taken<Response>) -> *mut bindings::nvmet_req {
+    let inner = response.request.0.as_ptr();
+    // SAFETY: By the invariant of `Request` nobody uses the box but through the response.
+    // INVARIANT: The response is in the box, so nothing reaches that but nvmet.
+    unsafe {
+        (*inner).state = State::Given;
+        (*inner).owner.write(response);
+        (&raw mut (*inner).req).cast()
+    }
+}
+
+/// Takes the response of a request back.
+///
+/// # Safety
+///
+/// The request was given to nvmet, which does not use it any longer.
+#[inline]
+unsafe fn take_back(req: *mut bindings::nvmet_req, state: State) -> Taken<Response> {
+    // SAFETY: The request was given, as the caller promises, so the response is there, and is taken
+    // once.
+    unsafe {
+        let inner = given(req);
+        (*inner).state = state;
+        (*inner).owner.assume_init_read()
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.release();
+        // SAFETY: By the type invariant the box is this's own, and was leaked.
+        drop(unsafe { KBox::from_raw(self.0.as_ptr()) });
+    }
+}
