@@ -366,3 +366,168 @@ impl Target {
         Ok(dst.ip())
     }
 }
+
+// Ports.
+
+/// What a port listens with.
+struct Listening {
+    listener: Option<cm::Listener>,
+    is_removed: bool,
+}
+
+/// A port (`struct nvmet_rdma_port`).
+#[pin_data]
+pub(crate) struct Port {
+    nport: Arc<Nport>,
+    addr: SocketAddr,
+    inline_data_size: usize,
+    /// The largest number of bytes of a command's data.
+    max_transfer: usize,
+    target: Arc<Target>,
+    client: ClientRef,
+    #[pin]
+    listening: Mutex<Listening>,
+    #[pin]
+    repair: DelayedWork<Self>,
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Self> for Port { self.repair }
+}
+
+impl nvmet::Item for Port {
+    fn client(&self) -> &ClientRef {
+        &self.client
+    }
+}
+
+impl WorkItem for Port {
+    type Pointer = Arc<Self>;
+
+    /// Listens again (`nvmet_rdma_repair_port_work`).
+    fn run(this: Arc<Self>) {
+        let Ok(cx) = Sleepable::current() else { return };
+        this.disable(&cx);
+        if this.enable(&cx).is_err() {
+            nvmet::enqueue_delayed(this, msecs_to_jiffies(REPAIR_MS));
+        }
+    }
+}
+
+impl Port {
+    /// Listens, unless the port was removed (`nvmet_rdma_enable_port`).
+    fn enable(self: &Arc<Self>, cx: &Sleepable) -> Result {
+        let mut listening = self.listening.lock();
+        if !listening.is_removed {
+            let listener = cm::Listener::new(&self.client, self.addr, BACKLOG, self.clone(), cx)?;
+            listening.listener = Some(listener);
+        }
+        Ok(())
+    }
+
+    /// No longer listens, and ends the connections (`nvmet_rdma_disable_port`).
+    fn disable(self: &Arc<Self>, cx: &Sleepable) {
+        let listener = self.listening.lock().listener.take();
+        // Waits for the callbacks of the listener, which take no lock of nvmet.
+        if let Some(Err(e)) = listener.map(|listener| listener.destroy(cx)) {
+            pr_err!("{:?} is still listened on ({e:?})\n", self.addr);
+        }
+        // No more connections come.
+        (self.target).disconnect_queues(|queue| Arc::ptr_eq(&queue.port, self));
+    }
+
+    /// The port is disabled (`nvmet_rdma_remove_port`). nvmet holds its lock, which connecting
+    /// needs: this does not wait for connections.
+    pub(crate) fn remove(self: &Arc<Self>, cx: &Sleepable) {
+        self.listening.lock().is_removed = true;
+        self.disable(cx);
+    }
+}
+
+impl cm::Accept for Port {
+    /// A host wants to connect (`nvmet_rdma_queue_connect`).
+    fn request(self: ArcBorrow<'_, Self>, request: cm::Request<'_>, cx: &Sleepable) {
+        let connect = CmReq::parse(request.private_data());
+        let initiator_depth = request.initiator_depth();
+        let Ok(id) = request.into_id(cx) else { return };
+        let queue = connect.and_then(|connect| {
+            Queue::connect(&self.into(), &id, &connect, cx).map_err(|e| {
+                pr_err!("creating RDMA queue failed ({e:?}).\n");
+                bindings::nvme_rdma_cm_status_NVME_RDMA_CM_NO_RSC
+            })
+        });
+        let accepted = match queue {
+            Ok(queue) => queue.cm_accept(initiator_depth, cx),
+            Err(status) => cm_reject(&id, status, cx),
+        };
+        if let Err(e) = accepted {
+            rdma::pr_err_ratelimited!("a host was not answered ({e:?})\n");
+        }
+    }
+
+    /// The address is at another place (`RDMA_CM_EVENT_ADDR_CHANGE`).
+    fn addr_changed(self: ArcBorrow<'_, Self>) {
+        nvmet::enqueue_delayed(Arc::from(self), 0);
+    }
+
+    /// The device of the listener goes, which has ended.
+    fn stopped(self: ArcBorrow<'_, Self>) {
+        let listener = self.listening.lock().listener.take();
+        drop(listener);
+    }
+}
+
+/// The request of a host, in the private data (`struct nvme_rdma_cm_req`).
+#[derive(Clone, Copy, FromBytes)]
+#[repr(C)]
+struct CmReq {
+    recfmt: U16,
+    qid: U16,
+    hrqsize: U16,
+    hsqsize: U16,
+    cntlid: U16,
+    _reserved: [u8; 22],
+}
+
+impl CmReq {
+    /// Takes a request apart, and refuses one for queues that no host needs
+    /// (`nvmet_rdma_parse_cm_connect_req`).
+    fn parse(private_data: &[u8]) -> Result<Self, u32> {
+        let Ok((this, _)) = message::header::<Self>(private_data) else {
+            return Err(bindings::nvme_rdma_cm_status_NVME_RDMA_CM_INVALID_LEN);
+        };
+        if u32::from(this.recfmt.get()) != bindings::nvme_rdma_cm_fmt_NVME_RDMA_CM_FMT_1_0 {
+            return Err(bindings::nvme_rdma_cm_status_NVME_RDMA_CM_INVALID_RECFMT);
+        }
+        let max = match this.qid.get() {
+            0 => AQ_DEPTH,
+            _ => Target::MAX_QUEUE_SIZE,
+        };
+        if !(1..max).contains(&this.hsqsize.get()) {
+            return Err(bindings::nvme_rdma_cm_status_NVME_RDMA_CM_INVALID_HSQSIZE);
+        }
+        if !(1..=Target::MAX_QUEUE_SIZE).contains(&this.hrqsize.get()) {
+            return Err(bindings::nvme_rdma_cm_status_NVME_RDMA_CM_INVALID_HRQSIZE);
+        }
+        Ok(this)
+    }
+
+    /// Returns the number of commands that the host sends at a time.
+    fn recv_queue_size(&self) -> u16 {
+        self.hsqsize.get().saturating_add(1)
+    }
+
+    /// Returns the number of responses that the host receives at a time.
+    fn send_queue_size(&self) -> u16 {
+        self.hrqsize.get()
+    }
+}
+
+/// Rejects a host (`nvmet_rdma_cm_reject`).
+fn cm_reject(id: &cm::Id, status: u32, cx: &Sleepable) -> Result {
+    // struct nvme_rdma_cm_rej
+    let mut rej = [0; 4];
+    let (_recfmt, sts) = rej.split_at_mut(2);
+    sts.copy_from_slice(&(status as u16).to_le_bytes());
+    id.reject(&rej, cx)
+}
