@@ -531,3 +531,281 @@ fn cm_reject(id: &cm::Id, status: u32, cx: &Sleepable) -> Result {
     sts.copy_from_slice(&(status as u16).to_le_bytes());
     id.reject(&rej, cx)
 }
+
+// Queues.
+
+/// A connection: the context of its QP, which all handlers of its completions borrow (`struct
+/// nvmet_rdma_queue`).
+#[pin_data]
+pub(crate) struct Queue {
+    id: cm::Id,
+    qp: Qp<Workqueue>,
+    port: Arc<Port>,
+    ndev: Arc<Ndev>,
+    sq: Sq,
+    host_qid: u16,
+    recv_queue_size: u16,
+    sizes: Sizes,
+    #[pin]
+    responses: SpinLock<Requests<Response>>,
+    /// The receives, unless they are those of an SRQ.
+    _commands: Option<Requests<Command>>,
+    /// The places of the send queue (`sq_wr_avail`, `rsp_wr_wait_list`).
+    room: Room<Taken<Response>>,
+    /// Set once the connection is to end.
+    is_ending: Atomic<bool>,
+    client: ClientRef,
+    #[pin]
+    release: Work<Self>,
+}
+
+/// The context that handlers run in.
+type InQueue = QpContext<Queue, Sleepable>;
+
+impl_has_work! {
+    impl HasWork<Self> for Queue { self.release }
+}
+
+impl nvmet::Item for Queue {
+    fn client(&self) -> &ClientRef {
+        &self.client
+    }
+}
+
+impl WorkItem for Queue {
+    type Pointer = Arc<Self>;
+
+    /// Ends a connection (`nvmet_rdma_release_queue_work`).
+    fn run(this: Arc<Self>) {
+        if let Err(e) = Sleepable::current().and_then(|cx| this.free(&cx)) {
+            rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
+            // The QP still has its context, which only this takes.
+            fsleep(PAUSE);
+            return nvmet::enqueue(this);
+        }
+        let mut was_listed = false;
+        this.port.target.queues.lock().retain(|queue| {
+            let is_this = Arc::ptr_eq(queue, &this);
+            was_listed |= is_this;
+            !is_this
+        });
+        if was_listed {
+            this.ndev.put();
+        }
+    }
+}
+
+/// The handler of the events of a QP (`nvmet_rdma_qp_event`).
+struct QpEvents(cm::Id);
+
+impl qp::Events for QpEvents {
+    fn event(self: ArcBorrow<'_, Self>, event: qp::Event, _num: u32, _cx: &context::Atomic) {
+        match event {
+            qp::Event::COMM_EST => self.0.notify_established(),
+            qp::Event::LAST_WQE_REACHED => {}
+            _ => rdma::pr_err_ratelimited!("received IB QP event: {event}\n"),
+        }
+    }
+}
+
+impl cm::Handler for Queue {
+    /// An event of the connection (`nvmet_rdma_cm_handler`). Commands are handled from the first
+    /// on, which may come before the event that the connection is established.
+    fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
+        if event.is_last() || matches!(event, cm::Event::AddrChange) {
+            self.disconnect();
+        }
+    }
+}
+
+impl Queue {
+    /// Makes the queue of a connection, which is listed, and posts its receives.
+    fn connect(port: &Arc<Port>, id: &cm::Id, req: &CmReq, cx: &Sleepable) -> Result<Arc<Self>> {
+        let dev = id.device()?;
+        let ndev = dev.data::<NvmetRdma>(cx).ok_or(ENODEV)?;
+        let pd = ndev.get(dev, cx)?;
+        let listed = Self::alloc(port, id, req, &ndev, &pd, cx).and_then(|(queue, recvs)| {
+            port.target.queues.lock().push(queue.clone(), GFP_KERNEL)?;
+            Ok((queue, recvs))
+        });
+        let (queue, recvs) = listed.inspect_err(|_| ndev.put())?;
+        // The host may send commands before the connection is accepted.
+        let ready = queue.qp.set_context(queue.clone(), cx);
+        ready.inspect_err(|_| queue.as_arc_borrow().disconnect())?;
+        for command in recvs {
+            queue.post_recv(Recv::Own(command));
+        }
+        Ok(queue)
+    }
+
+    /// Allocates the queue of a connection, and its receives (`nvmet_rdma_alloc_queue`,
+    /// `nvmet_rdma_create_queue_ib`).
+    fn alloc(
+        port: &Arc<Port>,
+        id: &cm::Id,
+        req: &CmReq,
+        ndev: &Arc<Ndev>,
+        pd: &Pd,
+        cx: &Sleepable,
+    ) -> Result<(Arc<Self>, KVec<Taken<Command>>)> {
+        let sq = Sq::new(&port.nport, cx)?;
+        let (dev, host_qid) = (pd.device(), req.qid.get());
+        // I/O queues are spread across completion vectors, admin queues are on vector 0.
+        let vector = match host_qid {
+            0 => 0,
+            _ => {
+                let idx = port.target.next.fetch_add(1, Relaxed);
+                idx.checked_rem(dev.num_comp_vectors()).unwrap_or(0)
+            }
+        };
+        let inline_data_size = match host_qid {
+            0 => 0,
+            _ => port.inline_data_size,
+        };
+        let srq = ndev.srq(pd, vector, port.inline_data_size, cx)?;
+        let sizes = Self::sizes(dev, req, srq.is_some())?;
+        let of_srq = srq.as_ref().map_or(0, |(_, size)| *size);
+        let entries = sizes.entries.saturating_add(of_srq);
+        let cq = Cq::<Workqueue>::alloc(dev, entries, vector, cx)?;
+        let init = match &srq {
+            Some((srq, _)) => InitAttr::on_srq(pd, &cq, srq, &sizes.caps),
+            None => InitAttr::new(pd, &cq, &cq, &sizes.caps),
+        };
+        let qp = init
+            .rw_contexts(sizes.rw_contexts, 1)
+            .events(Arc::new(QpEvents(id.clone()), GFP_KERNEL)?)
+            .create_for(id, cx)?;
+        // As many as there are commands, and responses that are being sent.
+        let count = req.recv_queue_size().saturating_add(req.send_queue_size());
+        let responses = Requests::new(&qp, count.into(), |_| Response::alloc(pd, cx), cx)?;
+        let recvs = req.recv_queue_size().into();
+        let mut commands = match &srq {
+            Some(_) => None,
+            None => {
+                let alloc_cmd = |_| Command::alloc(pd, inline_data_size, cx);
+                Some(Requests::new(&qp, recvs, alloc_cmd, cx)?)
+            }
+        };
+        let mut recvs = KVec::with_capacity(recvs, GFP_KERNEL)?;
+        for command in commands.iter_mut().flat_map(Requests::idle) {
+            recvs.push_within_capacity(command)?;
+        }
+        let room = Room::new(&qp, sizes.places, count.into(), cx)?;
+        let queue = try_pin_init!(Self {
+            id: id.clone(),
+            qp,
+            port: port.clone(),
+            ndev: ndev.clone(),
+            sq,
+            host_qid,
+            recv_queue_size: req.recv_queue_size(),
+            sizes,
+            responses <- new_spinlock!(responses, "nvmet_rdma::Queue::responses"),
+            _commands: commands,
+            room,
+            is_ending: Atomic::new(false),
+            client: port.client.clone(),
+            release <- new_work!("nvmet_rdma::Queue::release"),
+        }? Error);
+        Ok((Arc::pin_init(queue, GFP_KERNEL)?, recvs))
+    }
+
+    /// Returns the sizes of the queues, and of what a command takes of them.
+    fn sizes(dev: &Device, req: &CmReq, on_srq: bool) -> Result<Sizes> {
+        let load = Load {
+            requests: req.recv_queue_size().into(),
+            at_once: 1,
+            sends: 1,
+            transfers: 1,
+            pages: 1 << Target::MAX_MDTS,
+            send_sge: dev.attrs().max_send_sge,
+            recvs: if on_srq {
+                0
+            } else {
+                req.recv_queue_size().into()
+            },
+            recv_sge: 2,
+            ..Load::NONE
+        };
+        let sizes =
+            |load| Sizes::new(dev, 1, load).inspect_err(|misfit| pr_err!("{dev}: {misfit}\n"));
+        // Twice as many work requests as responses, as C: commands wait for room.
+        let each = sizes(&load)?.transfer(load.pages).saturating_add(1);
+        let all = u32::from(req.send_queue_size()).saturating_mul(2);
+        let at_once = all.checked_div(each).unwrap_or(1).max(1);
+        Ok(sizes(&Load { at_once, ..load })?)
+    }
+
+    /// Accepts the connection (`nvmet_rdma_cm_accept`). If that fails, it ends.
+    fn cm_accept(self: Arc<Self>, initiator_depth: u8, cx: &Sleepable) -> Result {
+        // struct nvme_rdma_cm_rep
+        let mut rep = [0; 32];
+        for (to, from) in rep
+            .iter_mut()
+            .skip(2)
+            .zip(self.recv_queue_size.to_le_bytes())
+        {
+            *to = from;
+        }
+        let device = self.id.device()?;
+        let most = u8::try_from(device.attrs().max_qp_init_rd_atom).unwrap_or(u8::MAX);
+        let param = cm::ConnParam {
+            private_data: &rep,
+            initiator_depth: initiator_depth.min(most),
+            ..Default::default()
+        };
+        let accepted = self.id.accept(self.clone(), &param, cx);
+        // Not here: the drain waits for handlers, in the way of all callbacks.
+        accepted.inspect_err(|_| self.as_arc_borrow().disconnect())
+    }
+
+    /// Ends the connection, from a work item (`nvmet_rdma_queue_disconnect`). Any context.
+    fn disconnect(self: ArcBorrow<'_, Self>) {
+        if !self.is_ending.xchg(true, Relaxed) {
+            nvmet::enqueue(Arc::from(self));
+        }
+    }
+
+    /// Ends the connection (`nvmet_rdma_free_queue`, `nvmet_rdma_destroy_queue_ib`): commands are
+    /// parsed until the QP is drained, and executed until the submission queue is destroyed. Their
+    /// responses are flushed until the QP, drained again, loses its context, which owns it.
+    fn free(&self, cx: &Sleepable) -> Result {
+        self.id.release_handler(cx);
+        // The drain flushes the QP where there is no connection.
+        let _ = self.id.disconnect(cx);
+        self.room.close(ENOTCONN, |mut response| response.put());
+        self.qp.drain(cx)?;
+        self.reclaim();
+        self.sq.destroy(cx);
+        self.qp.clear_context(cx)?;
+        self.reclaim();
+        Ok(())
+    }
+
+    /// Ends what is left of responses that the QP has dropped (`nvmet_rdma_reclaim_rsp`).
+    fn reclaim(&self) {
+        for mut response in self.responses.lock().idle() {
+            response.put();
+        }
+    }
+
+    /// A peer or a device has failed (`nvmet_rdma_error_comp`).
+    #[cold]
+    fn error_comp(self: ArcBorrow<'_, Self>, cx: &Sleepable) {
+        if !self.sq.fatal_error(cx) {
+            // There is no controller yet.
+            self.disconnect();
+        }
+    }
+
+    /// A request has failed. One that was flushed is no error of its own, but the connection is
+    /// over: an RDMA WRITE that has failed is not signaled, and flushes the response behind it.
+    #[cold]
+    fn failed(self: ArcBorrow<'_, Self>, what: &str, e: &WcError, cx: &Sleepable) {
+        if e.status == Status::WR_FLUSH_ERR {
+            return self.disconnect();
+        }
+        rdma::pr_err_ratelimited!("{what} failed with status {}\n", e.status);
+        self.error_comp(cx);
+    }
+}
