@@ -809,3 +809,318 @@ impl Queue {
         self.error_comp(cx);
     }
 }
+
+// Commands.
+
+/// The memory of a command, and of the data that come with it (`struct nvmet_rdma_cmd`), for a
+/// receive of a queue or of an SRQ.
+#[derive(HasCqe)]
+pub(crate) struct Command {
+    cqe: Cqe<Self>,
+    pub(crate) capsule: Buf<FromDevice>,
+    pub(crate) inline: Option<Buf<FromDevice>>,
+}
+
+impl Command {
+    fn alloc(pd: &Pd, inline_data_size: usize, cx: &Sleepable) -> Result<Self> {
+        let inline = (inline_data_size != 0).then(|| Buf::alloc(pd, inline_data_size, cx));
+        Ok(Self {
+            cqe: Cqe::new(),
+            capsule: Buf::alloc(pd, nvmet::COMMAND, cx)?,
+            inline: inline.transpose()?,
+        })
+    }
+
+    /// Describes the receive.
+    #[inline]
+    fn wr(&self) -> RecvWr<'_, 2> {
+        let mut sges = SgeList::new(self.capsule.whole_mut());
+        if let Some(inline) = &self.inline {
+            // There is room for two.
+            let _ = sges.push(inline.whole_mut());
+        }
+        RecvWr::new(sges)
+    }
+}
+
+/// A command that was received.
+pub(crate) enum Recv {
+    /// By a receive of the queue, which is posted again.
+    Own(Taken<Command>),
+    /// By one of an SRQ, which is posted again when this is dropped.
+    Shared(Slot<Command, 2>),
+}
+
+impl Recv {
+    /// Returns the memory of the command.
+    #[inline]
+    pub(crate) fn command(&mut self) -> &mut Command {
+        match self {
+            Self::Own(command) => command,
+            Self::Shared(command) => command,
+        }
+    }
+}
+
+impl CqeHandler for Command {
+    type Pointer = Taken<Self>;
+    type Needs = InQueue;
+
+    fn done(this: Self::Pointer, wc: &Wc, cx: &InQueue) {
+        recv_done(Recv::Own(this), wc, cx);
+    }
+}
+
+impl Receive<2> for Command {
+    type Needs = InQueue;
+
+    fn recv(&self) -> RecvWr<'_, 2> {
+        self.wr()
+    }
+
+    fn done(slot: Slot<Self, 2>, wc: &Wc, cx: &InQueue) {
+        recv_done(Recv::Shared(slot), wc, cx);
+    }
+}
+
+/// A command was received (`nvmet_rdma_recv_done`).
+#[inline]
+fn recv_done(command: Recv, wc: &Wc, cx: &InQueue) {
+    let Some(queue) = cx.get_arc() else { return };
+    let len = match wc.result() {
+        // Nothing was put into the buffer of one that has come with an RDMA WRITE.
+        Ok(wc) if wc.opcode() == Opcode::Recv => wc.byte_len(),
+        Ok(_) => 0,
+        Err(e) => return queue.failed("RECV", &e, cx),
+    };
+    if len < nvmet::COMMAND {
+        rdma::pr_err_ratelimited!("Ctrl Fatal Error: capsule size less than 64 bytes\n");
+        return queue.error_comp(cx);
+    }
+    let response = queue.responses.lock().take();
+    let Some(mut response) = response else {
+        rdma::pr_err_ratelimited!("a host has sent more commands than its queue has\n");
+        return queue.error_comp(cx);
+    };
+    response.start(queue.into());
+    queue.handle_command(response, command, len, cx);
+}
+
+const DNR: u32 = bindings::NVME_STATUS_DNR;
+const INTERNAL: u16 = bindings::NVME_SC_INTERNAL as u16;
+const INVALID_FIELD: u16 = (bindings::NVME_SC_INVALID_FIELD | DNR) as u16;
+const SGL_INVALID_OFFSET: u16 = (bindings::NVME_SC_SGL_INVALID_OFFSET | DNR) as u16;
+const SGL_INVALID_TYPE: u16 = (bindings::NVME_SC_SGL_INVALID_TYPE | DNR) as u16;
+
+impl Queue {
+    /// Posts a receive again (`nvmet_rdma_post_recv`). Any context.
+    #[inline]
+    fn post_recv(self: &Arc<Self>, command: Recv) {
+        // One of an SRQ is posted when it is dropped.
+        if let Recv::Own(command) = command {
+            if let Err(e) = self.qp.post_recv(command, |c: &Command| Ok(c.wr())) {
+                rdma::pr_err_ratelimited!("post_recv cmd failed ({:?})\n", e.error());
+                self.as_arc_borrow().disconnect();
+            }
+        }
+    }
+
+    /// Handles a command, of which `len` bytes have come (`nvmet_rdma_handle_command`).
+    #[inline]
+    fn handle_command(
+        self: ArcBorrow<'_, Self>,
+        response: Taken<Response>,
+        command: Recv,
+        len: usize,
+        cx: &Sleepable,
+    ) {
+        let mut response = match Request::init(response, command, len, &self.sq, cx) {
+            Ok(Some(response)) => response,
+            Ok(None) => return,
+            Err(mut response) => {
+                response.put();
+                return self.disconnect();
+            }
+        };
+        match self.map_sgl(&mut response, cx) {
+            Ok(()) => {
+                let n_rdma = response.n_rdma;
+                if let Some(response) = self.take_places(response, n_rdma) {
+                    self.execute_command(response, cx);
+                }
+            }
+            Err((status, error_loc)) => Request::complete(response, status, error_loc),
+        }
+    }
+
+    /// Takes the data of a command apart (`nvmet_rdma_map_sgl`).
+    #[inline]
+    fn map_sgl(&self, response: &mut Response, cx: &Sleepable) -> Result<(), Refused> {
+        const DATA: u8 = bindings::NVME_SGL_FMT_DATA_DESC as u8;
+        const KEYED: u8 = bindings::NVME_KEY_SGL_FMT_DATA_DESC as u8;
+        const OFFSET: u8 = bindings::NVME_SGL_FMT_OFFSET as u8;
+        const ADDRESS: u8 = bindings::NVME_SGL_FMT_ADDRESS as u8;
+        const INVALIDATE: u8 = ADDRESS | bindings::NVME_SGL_FMT_INVALIDATE as u8;
+
+        let Some((is_write, sgl)) = response.request.descriptor() else {
+            return Err((INTERNAL, None));
+        };
+        let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, k1, k2, k3, kind] = sgl;
+        let addr = u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]);
+        match (kind >> 4, kind & 0xf) {
+            (DATA, OFFSET) => {
+                let len = u32::from_le_bytes([l0, l1, l2, l3]);
+                self.map_sgl_inline(response, is_write, addr, len)
+            }
+            (KEYED, subtype @ (ADDRESS | INVALIDATE)) => {
+                let len = u32::from_le_bytes([l0, l1, l2, 0]);
+                let rkey = u32::from_le_bytes([l3, k1, k2, k3]);
+                let remote = Remote { addr, rkey };
+                self.map_sgl_keyed(response, is_write, remote, len, cx)?;
+                if subtype == INVALIDATE && len != 0 {
+                    response.invalidate_rkey = Some(rkey);
+                }
+                Ok(())
+            }
+            (DATA | KEYED, _) => {
+                rdma::pr_err_ratelimited!("invalid SGL subtype: {kind:#x}\n");
+                Err((INVALID_FIELD, Some(LOC_DPTR)))
+            }
+            _ => {
+                rdma::pr_err_ratelimited!("invalid SGL type: {kind:#x}\n");
+                Err((SGL_INVALID_TYPE, Some(LOC_DPTR)))
+            }
+        }
+    }
+
+    /// Data that have come with the command (`nvmet_rdma_map_sgl_inline`).
+    fn map_sgl_inline(
+        &self,
+        response: &mut Response,
+        is_write: bool,
+        offset: u64,
+        len: u32,
+    ) -> Result<(), Refused> {
+        if !is_write {
+            return Err((INVALID_FIELD, Some(LOC_OPCODE)));
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        // Only bytes that were received.
+        let offset = usize::try_from(offset).map_err(Error::from);
+        let used = offset.and_then(|offset| response.request.use_inline_sg(offset, len));
+        used.map_err(|_| {
+            rdma::pr_err_ratelimited!("invalid inline data offset!\n");
+            (SGL_INVALID_OFFSET, None)
+        })
+    }
+
+    /// Data in the memory of the host (`nvmet_rdma_map_sgl_keyed`).
+    #[inline]
+    fn map_sgl_keyed(
+        &self,
+        response: &mut Response,
+        is_write: bool,
+        remote: Remote,
+        len: u32,
+        cx: &Sleepable,
+    ) -> Result<(), Refused> {
+        if len == 0 {
+            return Ok(());
+        }
+        if len as usize > self.port.max_transfer {
+            rdma::pr_err_ratelimited!("a transfer of {len} bytes is larger than MDTS\n");
+            return Err((INVALID_FIELD, Some(LOC_DPTR)));
+        }
+        let internal = |_| (INTERNAL, None);
+        response
+            .request
+            .alloc_sgls(len as usize)
+            .map_err(internal)?;
+        if is_write {
+            response.data = Data::In(remote);
+        } else {
+            // It is posted where one cannot sleep.
+            let write = Rw::write(response.request.data(), .., remote, cx);
+            self.qp.prepare_rw(write).map_err(internal)?;
+            response.data = Data::Out;
+        }
+        response.n_rdma = self.sizes.transfer((len as usize).div_ceil(PAGE) as u32);
+        Ok(())
+    }
+
+    /// Takes the places of a response, and of its transfer, in the send queue. `None` if it waits
+    /// for them, or if the connection has ended. Any context.
+    #[inline]
+    fn take_places(&self, mut response: Taken<Response>, n_rdma: u32) -> Option<Taken<Response>> {
+        response.n_rdma = n_rdma;
+        response.has_places = true;
+        match self.room.take(n_rdma.saturating_add(1), response) {
+            Ok(response) => response,
+            Err(e) => {
+                if let Some(mut response) = e.owner {
+                    response.put();
+                }
+                None
+            }
+        }
+    }
+
+    /// Gives places back, and resumes the responses that have waited for them
+    /// (`nvmet_rdma_process_wr_wait_list`).
+    #[inline]
+    fn give_places(self: ArcBorrow<'_, Self>, count: u32, cx: &Sleepable) {
+        self.room.give(count, |response| {
+            if response.request.status().is_some() {
+                self.send(response);
+            } else {
+                self.execute_command(response, cx);
+            }
+        });
+    }
+
+    /// Executes a command, after its data were read (`nvmet_rdma_execute_command`).
+    #[inline]
+    fn execute_command(&self, response: Taken<Response>, cx: &Sleepable) {
+        let Data::In(remote) = response.data else {
+            return Request::execute(response, cx);
+        };
+        let posted = self.qp.post_rw(response, |response: &Response| {
+            Ok(Rw::read(response.request.data(), .., remote, cx).done_by::<1>())
+        });
+        match posted.map_err(|e| e.owner) {
+            Ok(()) => {}
+            Err(Some(response)) => {
+                let status = bindings::NVME_SC_DATA_XFER_ERROR as u16;
+                Request::complete(response, status, None);
+            }
+            // The QP has the response until it is drained.
+            Err(None) => self.id.disconnect_later(),
+        }
+    }
+
+    /// Sends a response that has its places, behind its data (`nvmet_rdma_queue_response`). Any
+    /// context.
+    #[inline]
+    fn send(&self, response: Taken<Response>) {
+        let posted = match response.data {
+            Data::Out if response.request.status() == Some(0) => {
+                self.qp.post_rw(response, |response: &Response| {
+                    let write = Rw::prepared(response.request.data());
+                    Ok(write.then(response.send_wr()))
+                })
+            }
+            _ => self
+                .qp
+                .post_send(response, |response: &Response| Ok(response.send_wr())),
+        };
+        if let Err(e) = posted {
+            rdma::pr_err_ratelimited!("sending cmd response failed ({:?})\n", e.error());
+            if let Some(mut response) = e.owner {
+                response.put();
+            }
+            self.id.disconnect_later();
+        }
+    }
+}
