@@ -1124,3 +1124,113 @@ impl Queue {
         }
     }
 }
+
+// Responses.
+
+/// The data of a command that are not in the receive.
+#[derive(Clone, Copy)]
+enum Data {
+    None,
+    /// The host's, which are read from there.
+    In(Remote),
+    /// Data for the host, which are written there.
+    Out,
+}
+
+/// A response (`struct nvmet_rdma_rsp`), with the request of nvmet.
+#[derive(HasCqe)]
+pub(crate) struct Response {
+    send_cqe: Cqe<Self>,
+    read_cqe: Cqe<Self, 1>,
+    pub(crate) request: Request,
+    /// The queue, until nvmet has completed the command.
+    queue: Option<Arc<Queue>>,
+    data: Data,
+    /// The number of work requests of the transfer, at the most.
+    n_rdma: u32,
+    has_places: bool,
+    invalidate_rkey: Option<u32>,
+}
+
+impl Response {
+    fn alloc(pd: &Pd, cx: &Sleepable) -> Result<Self> {
+        Ok(Self {
+            send_cqe: Cqe::new(),
+            read_cqe: Cqe::new(),
+            request: Request::new(pd, cx)?,
+            queue: None,
+            data: Data::None,
+            n_rdma: 0,
+            has_places: false,
+            invalidate_rkey: None,
+        })
+    }
+
+    #[inline]
+    fn start(&mut self, queue: Arc<Queue>) {
+        self.queue = Some(queue);
+        self.data = Data::None;
+        self.n_rdma = 0;
+        self.has_places = false;
+        self.invalidate_rkey = None;
+    }
+
+    /// Describes the response.
+    #[inline]
+    fn send_wr(&self) -> SendWr<'_> {
+        let send = SendWr::send([self.request.cqe()]);
+        match self.invalidate_rkey {
+            Some(rkey) => send.invalidating(rkey),
+            None => send,
+        }
+    }
+
+    /// Ends all use of the response (`nvmet_rdma_release_rsp`).
+    #[inline]
+    fn put(&mut self) {
+        self.request.release();
+        self.queue = None;
+    }
+}
+
+impl CqeHandler for Response {
+    type Pointer = Taken<Self>;
+    type Needs = InQueue;
+
+    /// The response was sent (`nvmet_rdma_send_done`).
+    fn done(mut this: Self::Pointer, wc: &Wc, cx: &InQueue) {
+        let places = this.n_rdma.saturating_add(1);
+        this.put();
+        drop(this);
+        let Some(queue) = cx.get_arc() else { return };
+        queue.give_places(places, cx);
+        if let Err(e) = wc.result() {
+            queue.failed("SEND", &e, cx);
+        }
+    }
+}
+
+impl CqeHandler<1> for Response {
+    type Pointer = Taken<Self>;
+    type Needs = InQueue;
+
+    /// The data of the host have come (`nvmet_rdma_read_data_done`).
+    fn done(mut this: Self::Pointer, wc: &Wc, cx: &InQueue) {
+        let Some(queue) = cx.get_arc() else {
+            return this.put();
+        };
+        let n_rdma = core::mem::replace(&mut this.n_rdma, 0);
+        match wc.result() {
+            Ok(_) => {
+                Request::execute(this, cx);
+                queue.give_places(n_rdma, cx);
+            }
+            Err(e) => {
+                this.put();
+                drop(this);
+                queue.give_places(n_rdma.saturating_add(1), cx);
+                queue.failed("RDMA READ", &e, cx);
+            }
+        }
+    }
+}

@@ -46,7 +46,7 @@ if (BUILD / FLAVOUR / "nvme_rdma_rs.ko").exists():
 
 
 if (BUILD / FLAVOUR / "nvmet_rdma_rs.ko").exists():
-    @case("nvme: the target reads its address, and refuses a port")
+    @case("nvme: the target refuses a port whose address no device has, or that is to have T10-PI")
     def target():
         with loaded("nvmet_rdma_rs", "nvmet", "configfs"):
             if not NVMET.exists():
@@ -57,7 +57,11 @@ if (BUILD / FLAVOUR / "nvmet_rdma_rs.ko").exists():
             try:
                 for name, value in (("trtype", "rdma"), ("adrfam", "ipv4"), ("traddr", ADDR), ("trsvcid", "4420")):
                     (port / f"addr_{name}").write_text(value)
-                refused(f"nvmet_rdma_rs: {ADDR}: ", (port / "subsystems/none").symlink_to, subsystem)
+                enable = (port / "subsystems/none").symlink_to
+                refused(f"nvmet_rdma_rs: listening to {ADDR}:4420 failed", enable, subsystem, error=errno.EADDRNOTAVAIL)
+                if (port / "param_pi_enable").exists():
+                    (port / "param_pi_enable").write_text("1")
+                    refused("T10-PI is not supported", enable, subsystem, error=errno.EINVAL)
             finally:
                 for folder in port, subsystem:
                     folder.rmdir()
