@@ -36,7 +36,10 @@ pub(crate) use prepared::{
     Prepared,
     Unlisted, //
 };
-pub(crate) use requests::private::RequestQp as HasAnyQp;
+pub(crate) use requests::private::{
+    Any,
+    RequestQp as HasAnyQp, //
+};
 pub use requests::{
     RequestQp,
     Requests,
@@ -116,14 +119,11 @@ pub(crate) struct AnyQp {
     pub(crate) inner: deferred::Deferred<Inner>,
 }
 
-const _: () = {
-    use core::mem::offset_of;
-    // Behind the count of references.
-    let end = 8 + offset_of!(AnyQp, target) + wr::PostTarget::READ_BY_POSTS;
-    assert!(end <= 64);
-};
-
 impl AnyQp {
+    /// The end of what a post reads, behind the count of references.
+    const READ_BY_POSTS: usize =
+        8 + core::mem::offset_of!(Self, target) + wr::PostTarget::READ_BY_POSTS;
+
     /// See [`post::names_first`].
     #[cold]
     pub(crate) fn names_first(&self) -> bool {
@@ -737,6 +737,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
         object,
     });
     // INVARIANT: As created.
+    const { assert!(AnyQp::READ_BY_POSTS <= 64) };
     Ok(AnyQp {
         // SAFETY: The QP was created for this PD and this CQ, and `inner` keeps them and the lock.
         target: unsafe {

@@ -60,10 +60,7 @@ use crate::{
         self,
         Pd, //
     },
-    posted::{
-        self,
-        Entries as _, //
-    },
+    posted,
     prelude::internal::*,
     qp_id::QpId,
     refs,

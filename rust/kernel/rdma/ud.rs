@@ -114,8 +114,8 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
 }
 
 impl<S: PollContext, R: PollContext> qp::HasAnyQp for UdQp<S, R> {
-    fn any(&self) -> &qp::AnyQp {
-        &self.qp.any
+    fn any(&self) -> qp::Any<'_> {
+        qp::Any(&self.qp.any)
     }
 }
 

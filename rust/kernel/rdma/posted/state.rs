@@ -39,8 +39,9 @@ pub(crate) enum Callback<C> {
 ///
 /// # Invariants
 ///
-/// - `state` is [`IDLE`], [`HELD`], or the number of the QP that the request is posted to, the queue
-///   and the place of the callback: its offset in the request, or [`ELSEWHERE`], at `callback`.
+/// - `state` is [`IDLE`], [`HELD`], or the number of the QP that the request is posted to, the
+///   queue and the place of the callback: its offset in the request, or [`ELSEWHERE`], at
+///   `callback`.
 /// - While it is [`IDLE`], the request belongs to the holder of the array; otherwise to one
 ///   `Taken`, or to the queue that it was posted to.
 pub(crate) struct State<C> {

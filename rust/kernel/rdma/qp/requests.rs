@@ -364,19 +364,21 @@ impl<Q: private::RequestQp> RequestQp for Q {}
 pub(crate) mod private {
     use super::*;
 
+    pub struct Any<'a>(pub(crate) &'a AnyQp);
+
     pub trait RequestQp {
-        fn any(&self) -> &AnyQp;
+        fn any(&self) -> Any<'_>;
     }
 }
 
 impl<S: PollContext, R: PollContext> private::RequestQp for Qp<S, R> {
-    fn any(&self) -> &AnyQp {
-        &self.any
+    fn any(&self) -> private::Any<'_> {
+        private::Any(&self.any)
     }
 }
 
 impl<Q: private::RequestQp> private::RequestQp for Arc<Q> {
-    fn any(&self) -> &AnyQp {
+    fn any(&self) -> private::Any<'_> {
         (**self).any()
     }
 }
@@ -407,7 +409,7 @@ impl<T: Send + 'static> Requests<T> {
         let mut entries = KVVec::with_capacity(count, GFP_KERNEL | __GFP_NOWARN)?;
         for index in 0..count {
             let (qp, value) = init(index)?;
-            let qp = qp.any();
+            let qp = qp.any().0;
             qp.inner.context.module.check_type::<T>()?;
             builder.add(qp)?;
             entries.push_within_capacity(Entry {
