@@ -36,6 +36,7 @@ bool nvme_helper_check_ready(struct nvme_ctrl *ctrl, struct request *rq, bool qu
 void nvme_helper_start_request(struct request *rq);
 void nvme_helper_end_request(struct request *rq, __le16 status, __le64 result);
 
+bool nvme_helper_rq_is_passthrough(struct request *rq);
 unsigned int nvme_helper_rq_payload_bytes(struct request *rq);
 unsigned short nvme_helper_rq_nr_phys_segments(struct request *rq);
 int nvme_helper_rq_map_sg(struct request *rq, struct scatterlist *list);

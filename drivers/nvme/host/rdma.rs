@@ -320,7 +320,7 @@ pub(crate) struct Queue {
     pd: Pd,
     /// Connect was successful, and the queue was not stopped.
     live: Atomic<bool>,
-    /// The connection has failed.
+    /// The connection has failed, or is being ended.
     lost: Atomic<bool>,
     /// The most bytes, and entries, of data that are sent with a command.
     inline_size: u32,
@@ -555,24 +555,24 @@ impl Queue {
     /// The connection has failed, or the target does not keep to the protocol
     /// (`nvme_rdma_error_recovery`). Any context.
     ///
-    /// Where the controller is live its recovery ends the requests of all queues. Where it is being
-    /// set up or shut down somebody waits for a command of this queue: it ends at once.
+    /// Where the controller is live its recovery ends the requests of all queues. But somebody may
+    /// wait for a command of this queue who keeps that from running, or sets up or shuts down the
+    /// controller: the queue ends at once.
     fn error_recovery(self: ArcBorrow<'_, Self>) {
         if self.lost.xchg(true, Full) {
             return;
         }
-        let state = self.link.error_recovery();
+        self.link.error_recovery();
         self.tags.close(ENOTCONN);
-        if !matches!(state, Some(State::Live | State::Resetting)) {
-            // It is queued once.
-            let _ = self.client.enqueue(Arc::from(self));
-        }
+        // It is queued once.
+        let _ = self.client.enqueue(Arc::from(self));
     }
 
     /// Ends the connection and all requests (`nvme_rdma_stop_queue`).
     fn stop(&self, cx: &Sleepable) {
         let _guard = self.stopping.lock();
         self.live.store(false, Relaxed);
+        self.lost.store(true, Relaxed);
         self.id.release_handler(cx);
         // If there is no connection, the drain flushes the requests.
         let _ = self.id.disconnect(cx);
@@ -651,11 +651,12 @@ impl Queue {
     fn reason(&self, error: Error) -> Reason {
         match error {
             ENOMEM | EAGAIN | EBUSY => Reason::Resource,
-            // Error recovery is about to quiesce the queue.
-            ENOTCONN if matches!(self.link.state(), Some(State::Live | State::Resetting)) => {
-                Reason::Resource
+            ENOTCONN => {
+                // nvme-core may have made the controller live since the queue has failed.
+                self.link.error_recovery();
+                Reason::Closed
             }
-            ENOTCONN | EIO => Reason::Path,
+            EIO => Reason::Path,
             _ => Reason::Io,
         }
     }
@@ -902,22 +903,26 @@ impl Rdma {
         if identity.queue_count > 1 {
             Self::configure_io_queues(setup, cx)?;
         }
+        // One may have failed while nobody sent commands on it.
+        if Self::is_any_lost(setup) {
+            return Err(ENOTCONN.into());
+        }
         if !setup.ctrl().change_state(State::Live) {
             // It is being deleted.
             return Err(EINVAL.into());
         }
-        setup.start_ctrl(cx);
-        // One may have failed while nobody sent commands on it.
-        let queues = 0..setup.identity().queue_count.min(u16::MAX.into()) as u16;
-        let is_lost = |qid| {
-            setup
-                .queue(qid)
-                .is_some_and(|queue| queue.lost.load(Relaxed))
-        };
-        if queues.into_iter().any(is_lost) {
+        // One that has failed since did not find the controller live.
+        if Self::is_any_lost(setup) {
             setup.ctrl().link().error_recovery();
         }
+        setup.start_ctrl(cx);
         Ok(())
+    }
+
+    /// Returns whether a queue has failed.
+    fn is_any_lost(setup: &Setup<'_, Self>) -> bool {
+        let mut queues = 0..setup.identity().queue_count.min(u16::MAX.into()) as u16;
+        queues.any(|qid| setup.queue(qid).is_some_and(|it| Self::is_closed(it)))
     }
 
     fn reconnect_or_remove(ctrl: &Controller<Self>, failure: Option<Failure>) {
@@ -1035,6 +1040,11 @@ impl Transport for Rdma {
     #[inline]
     fn is_live(queue: &Queue) -> bool {
         queue.live.load(Relaxed)
+    }
+
+    #[inline]
+    fn is_closed(queue: &Queue) -> bool {
+        queue.lost.load(Relaxed)
     }
 
     fn queue_rq(queue: &Queue, rq: Rq) -> Result<(), Refused> {

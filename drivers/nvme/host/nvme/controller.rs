@@ -103,17 +103,10 @@ impl<T: Transport> Link<T> {
         ctrl.as_ref().map(|ctrl| f(unsafe { ctrl.0.as_ref() }))
     }
 
-    /// Returns the state of the controller, if there is one. Any context.
-    pub(crate) fn state(&self) -> Option<State> {
-        self.with(Controller::state)
-    }
-
     /// Has [`Transport::error_recovery`] called if the controller is live; does nothing if it is
-    /// being set up, reset or deleted, as who does that finds the error. Returns the state before
-    /// that, if there is a controller. Any context.
-    pub(crate) fn error_recovery(&self) -> Option<State> {
+    /// being set up, reset or deleted, as who does that finds the error. Any context.
+    pub(crate) fn error_recovery(&self) {
         self.with(|ctrl| {
-            let state = ctrl.state();
             if ctrl.change_state(State::Resetting) {
                 dev_warn!(ctrl.device(), "starting error recovery\n");
                 // SAFETY: The work was initialised. It is cancelled after the link was closed, and
@@ -123,8 +116,7 @@ impl<T: Transport> Link<T> {
                     bindings::queue_work_on(cpu, bindings::nvme_reset_wq, ctrl.err_work.get());
                 }
             }
-            state
-        })
+        });
     }
 
     /// Passes an asynchronous event on, whose status and result are as they were sent. Any context.

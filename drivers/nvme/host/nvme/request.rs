@@ -185,6 +185,10 @@ pub(crate) enum Reason {
     Io,
     /// It cannot be sent on this path (`nvme_host_path_error`).
     Path,
+    /// The queue is closed. A command that somebody may wait for fails on this path, in each state
+    /// of the controller: nobody else would end it. I/O waits for the queue to be made again, as
+    /// `nvme_fail_nonready_command` decides.
+    Closed,
 }
 
 /// A request that was not sent.
@@ -269,6 +273,25 @@ const RESOURCE: bindings::blk_status_t =
 const IOERR: bindings::blk_status_t =
     bindings::nvme_helper_sts_NVME_HELPER_STS_IOERR as bindings::blk_status_t;
 
+/// Ends a request whose queue is closed, or has it sent later ([`Reason::Closed`]); returns what
+/// `queue_rq` returns for it.
+///
+/// # Safety
+///
+/// blk-mq is calling `queue_rq` for the request, of a tag set of a [`Controller`], and it was not
+/// sent.
+#[cold]
+pub(super) unsafe fn closed(rq: *mut bindings::request) -> bindings::blk_status_t {
+    // SAFETY: The request is valid and was not sent, as the caller promises, and nvme-core has
+    // initialised its data. Its controller stays as long as the request.
+    unsafe {
+        match bindings::nvme_helper_rq_is_passthrough(rq) {
+            true => bindings::nvme_host_path_error(rq),
+            false => bindings::nvme_fail_nonready_command((*pdu(rq)).req.ctrl, rq),
+        }
+    }
+}
+
 impl Refused {
     /// Gives the request back to blk-mq.
     ///
@@ -281,16 +304,19 @@ impl Refused {
         let raw = rq.raw();
         // The right to end it is given back.
         forget(rq);
-        // SAFETY: The request is in flight, as it was an `Rq`, and was not sent.
+        // SAFETY: The request is in flight, as it was an `Rq`, and was not sent. Where `closed`
+        // says that it is to be sent later, it is still the call's.
         unsafe {
-            match reason {
+            let status = match reason {
                 Reason::Path => return bindings::nvme_host_path_error(raw),
-                Reason::Resource | Reason::Io => bindings::nvme_cleanup_cmd(raw),
+                Reason::Closed => closed(raw),
+                Reason::Resource => RESOURCE,
+                Reason::Io => IOERR,
+            };
+            if status != OK {
+                bindings::nvme_cleanup_cmd(raw);
             }
-        }
-        match reason {
-            Reason::Resource => RESOURCE,
-            _ => IOERR,
+            status
         }
     }
 }

@@ -11,6 +11,7 @@ use super::{
         TYPES, //
     },
     request::{
+        closed,
         pdu,
         wait_ended,
         Pdu,
@@ -583,7 +584,10 @@ impl<'a, T: Transport> Setup<'a, T> {
         let queue = unsafe {
             let ready = bindings::nvme_helper_check_ready(ctrl, rq, is_live);
             let Some(queue) = queue.filter(|_| ready) else {
-                return bindings::nvme_fail_nonready_command(ctrl, rq);
+                return match queue.is_none_or(T::is_closed) {
+                    true => closed(rq),
+                    false => bindings::nvme_fail_nonready_command(ctrl, rq),
+                };
             };
             let ns = (*(*hctx).queue).queuedata;
             let status = bindings::nvme_setup_cmd(ns.cast(), rq);
