@@ -848,7 +848,9 @@ impl Rdma {
     fn setup_ctrl(ctrl: &Controller<Self>, new: bool, cx: &Sleepable) -> Result<(), Failure> {
         let mut setup = ctrl.setup(cx);
         let done = Self::try_setup_ctrl(&mut setup, cx);
-        if done.is_err() {
+        if done.is_ok() {
+            setup.start_ctrl(cx);
+        } else {
             Self::teardown_io_queues(&mut setup, new, cx);
             setup.stop_keep_alive(cx);
             Self::teardown_admin_queue(&mut setup, new, cx);
@@ -915,7 +917,6 @@ impl Rdma {
         if Self::is_any_lost(setup) {
             setup.ctrl().link().error_recovery();
         }
-        setup.start_ctrl(cx);
         Ok(())
     }
 

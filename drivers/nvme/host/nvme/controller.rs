@@ -21,6 +21,7 @@ use core::{
 use kernel::{
     device::Device,
     error::to_result,
+    new_condvar,
     new_mutex,
     new_spinlock_irq,
     prelude::*,
@@ -32,6 +33,7 @@ use kernel::{
         },
         rcu,
         Arc,
+        CondVar,
         Mutex,
         SpinLockIrq, //
     },
@@ -175,6 +177,9 @@ pub(crate) struct Controller<T: Transport> {
     pub(super) started: Atomic<bool>,
     #[pin]
     sets: Mutex<Sets<T>>,
+    /// `nvme_start_ctrl` has returned.
+    #[pin]
+    start_ended: CondVar,
     #[pin]
     data: T,
 }
@@ -196,6 +201,10 @@ pub(super) struct Sets<T: Transport> {
     pub(super) io: bool,
     /// No namespace can use the tag sets.
     pub(super) removable: bool,
+    /// The controller is being deleted, or was not created: no tag set is allocated from then on.
+    pub(super) dead: bool,
+    /// The number of calls of `nvme_start_ctrl` that have not returned.
+    pub(super) starting: u32,
     pub(super) queues: KVec<Option<Arc<T::Queue>>>,
     pub(super) state: T::State,
 }
@@ -269,9 +278,12 @@ impl<T: Transport> Controller<T> {
                 admin: false,
                 io: false,
                 removable: true,
+                dead: false,
+                starting: 0,
                 queues: owners,
                 state: T::State::default(),
             }),
+            start_ended <- new_condvar!(),
             data <- data,
         });
         let this = KBox::pin_init(init, GFP_KERNEL)?;
@@ -432,6 +444,14 @@ impl<T: Transport> Controller<T> {
         Setup::new(self, self.sets.lock())
     }
 
+    /// A call of `nvme_start_ctrl` has returned.
+    pub(super) fn start_ended(&self) {
+        let mut sets = self.sets.lock();
+        sets.starting = sets.starting.saturating_sub(1);
+        drop(sets);
+        self.start_ended.notify_all();
+    }
+
     /// Cancels the works. The link is closed, so they are not queued again.
     ///
     /// # Safety
@@ -504,7 +524,15 @@ impl<T: Transport> Controller<T> {
     unsafe extern "C" fn delete_ctrl(raw: *mut bindings::nvme_ctrl) {
         // SAFETY: The controller is valid during the call, which is made where it may sleep.
         let (this, cx) = unsafe { (Self::from_raw(raw), Sleepable::assume()) };
-        this.sets.lock().removable = true;
+        {
+            let mut sets = this.sets.lock();
+            sets.dead = true;
+            // Its commands are answered, or fail.
+            while sets.starting > 0 {
+                this.start_ended.wait(&mut sets);
+            }
+            sets.removable = true;
+        }
         T::delete(this, &cx);
         // Whatever the transport has left.
         this.setup(&cx).tear_down(&cx);

@@ -340,15 +340,22 @@ impl<'a, T: Transport> Setup<'a, T> {
     }
 
     /// Begins to use the controller, which is live (`nvme_start_ctrl`). Namespaces may exist from
-    /// here on, until it is deleted.
-    pub(crate) fn start_ctrl(&mut self, _cx: &Sleepable) {
-        if !self.sets.admin {
+    /// here on, until it is deleted. What is set up may change meanwhile: this waits for commands,
+    /// which error recovery ends if a queue fails.
+    pub(crate) fn start_ctrl(mut self, _cx: &Sleepable) {
+        if !self.sets.admin || self.sets.dead {
             return;
         }
+        let ctrl = self.ctrl;
         self.sets.removable = false;
-        self.ctrl.started.store(true, Release);
-        // SAFETY: The controller is valid and has its admin queue.
-        unsafe { bindings::nvme_start_ctrl(self.raw()) };
+        // A deletion waits for this from here on.
+        self.sets.starting = self.sets.starting.saturating_add(1);
+        ctrl.started.store(true, Release);
+        drop(self);
+        // SAFETY: The controller is valid and has its admin queue, which is not removed while this
+        // is counted.
+        unsafe { bindings::nvme_start_ctrl(ctrl.raw()) };
+        ctrl.start_ended();
     }
 
     pub(crate) fn stop_keep_alive(&mut self, _cx: &Sleepable) {
