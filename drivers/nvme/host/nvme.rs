@@ -422,6 +422,8 @@ impl<T: Transport> Registration<T> {
         // From then on it can only be deleted.
         if !ctrl.started.load(Acquire) {
             ctrl.setup(cx).tear_down(cx);
+            // SAFETY: The caller may sleep, and is no work item. The queues are gone.
+            unsafe { ctrl.close() };
             this.forget(&ctrl);
             if added.is_ok() {
                 // SAFETY: The controller was added, and its queues are gone. This drops the

@@ -827,8 +827,9 @@ impl Rdma {
 
     fn teardown_admin_queue(setup: &mut Setup<'_, Self>, remove: bool, cx: &Sleepable) {
         setup.quiesce_admin_queue(cx);
-        setup.flush_async_event_work(cx);
         Self::stop_queues(setup, 0..1, cx);
+        // No event comes from here on, and the work has not kept the queue.
+        setup.cancel_async_event_work(cx);
         setup.cancel_admin_tagset(cx);
         setup.pd = None;
         if remove {
@@ -990,7 +991,6 @@ impl Transport for Rdma {
         {
             let mut setup = ctrl.setup(cx);
             setup.stop_keep_alive(cx);
-            setup.flush_async_event_work(cx);
             Self::teardown_io_queues(&mut setup, false, cx);
             setup.unquiesce_io_queues();
             Self::teardown_admin_queue(&mut setup, false, cx);

@@ -127,7 +127,8 @@ impl<T: Transport> Link<T> {
             u64_: ManuallyDrop::new(result),
         };
         self.with(|ctrl| {
-            // SAFETY: The controller is valid, and the result as well.
+            // SAFETY: The controller is valid, and the result as well. The work that this may queue
+            // is cancelled after the link was closed, and before the controller is freed.
             unsafe { bindings::nvme_complete_async_event(ctrl.raw(), status, &raw mut result) }
         });
     }
@@ -452,18 +453,20 @@ impl<T: Transport> Controller<T> {
         self.start_ended.notify_all();
     }
 
-    /// Cancels the works. The link is closed, so they are not queued again.
+    /// Closes the link and cancels the works, which nothing queues after that.
     ///
     /// # Safety
     ///
-    /// The caller is none of the works, and may sleep.
-    unsafe fn close(&self) {
+    /// The caller is none of the works, and may sleep. The queues are gone, and nvme-core has ended
+    /// its own works.
+    pub(super) unsafe fn close(&self) {
         // A queue that is called at this moment holds the lock.
         *self.link.ctrl.lock() = None;
         // SAFETY: The works were initialised, and the caller may sleep, as it promises.
         unsafe {
             bindings::cancel_work_sync(self.err_work.get());
             bindings::cancel_delayed_work_sync(self.reconnect_work.get());
+            bindings::cancel_work_sync(&raw mut (*self.raw()).async_event_work);
         }
     }
 
@@ -536,6 +539,9 @@ impl<T: Transport> Controller<T> {
         T::delete(this, &cx);
         // Whatever the transport has left.
         this.setup(&cx).tear_down(&cx);
+        // SAFETY: nvme-core calls this in a work item of its own, after it has ended all others of
+        // the controller, and the queues are gone.
+        unsafe { this.close() };
         // SAFETY: The controller was created, so the module is in use and the registration there.
         if let Some(registration) = unsafe { Registration::<T>::get() } {
             registration.forget(this);

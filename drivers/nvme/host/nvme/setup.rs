@@ -368,10 +368,12 @@ impl<'a, T: Transport> Setup<'a, T> {
         unsafe { bindings::nvme_helper_auth_stop(self.raw()) };
     }
 
-    /// Waits until no request for an asynchronous event is being sent.
-    pub(crate) fn flush_async_event_work(&mut self, _cx: &Sleepable) {
+    /// Waits until no request for an asynchronous event is being sent. Who starts the controller
+    /// again asks for one. The work is not flushed: that may wait for an attempt to connect, which
+    /// waits for this.
+    pub(crate) fn cancel_async_event_work(&mut self, _cx: &Sleepable) {
         // SAFETY: The controller is valid; the caller may sleep.
-        unsafe { bindings::flush_work(&raw mut (*self.raw()).async_event_work) };
+        unsafe { bindings::cancel_work_sync(&raw mut (*self.raw()).async_event_work) };
     }
 
     /// Has the admin queue send nothing, and waits for what is being sent.
