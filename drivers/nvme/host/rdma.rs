@@ -251,6 +251,8 @@ struct Waiting {
     rq: Option<Rq>,
     mr: Option<Mr>,
     completion: Option<Completion>,
+    /// The command is the request for an asynchronous event.
+    is_event: bool,
 }
 
 /// A command.
@@ -275,7 +277,7 @@ impl Exchange for Io {
     /// Ends the request (`nvme_rdma_end_request`), whose pages no peer reaches any more. If it is
     /// not proved that its key is invalid, it is aborted when the MR is gone.
     fn ended(mut tag: Tag<Self>) {
-        let is_event = tag.id().index == ASYNC_EVENT;
+        let is_event = tag.parts().1.is_event;
         let link = is_event.then(|| tag.connection().clone());
         let (posted, waiting) = tag.parts();
         let completion = waiting.completion.take();
@@ -502,11 +504,12 @@ impl Queue {
             data: Data::None,
         };
         let pages = max_fr_pages(pd.device()) + 1;
-        let has_data = qid > 0 || id.index < ASYNC_EVENT;
+        let is_event = qid == 0 && id.index == ASYNC_EVENT;
         let waiting = Waiting {
             rq: None,
-            mr: has_data.then(|| Mr::alloc(pd, pages, cx)).transpose()?,
+            mr: (!is_event).then(|| Mr::alloc(pd, pages, cx)).transpose()?,
             completion: None,
+            is_event,
         };
         Ok((posted, waiting))
     }
