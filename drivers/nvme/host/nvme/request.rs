@@ -293,14 +293,22 @@ pub(super) unsafe fn closed(rq: *mut bindings::request) -> bindings::blk_status_
 }
 
 impl Refused {
-    /// Gives the request back to blk-mq.
+    /// Gives the request back to blk-mq, if it is `of_call`. Another one, which the transport has
+    /// kept, is aborted; and has `of_call`, or has
+    /// ended it.
     ///
     /// # Safety
     ///
-    /// What this returns is what `queue_rq` returns for the request.
+    /// What this returns is what `queue_rq` returns for the request `of_call`.
     #[cold]
-    pub(super) unsafe fn give_back(self) -> bindings::blk_status_t {
+    pub(super) unsafe fn give_back(
+        self,
+        of_call: NonNull<bindings::request>,
+    ) -> bindings::blk_status_t {
         let Self { rq, reason } = self;
+        if rq.0 != of_call {
+            return OK;
+        }
         let raw = rq.raw();
         // The right to end it is given back.
         forget(rq);

@@ -609,11 +609,11 @@ impl<'a, T: Transport> Setup<'a, T> {
         // INVARIANT: The request was just started, so it is in flight, and only this ends it.
         //
         // SAFETY: blk-mq passes no null pointer.
-        let rq = Rq(unsafe { NonNull::new_unchecked(rq) });
-        match T::queue_rq(queue, rq) {
+        let rq = unsafe { NonNull::new_unchecked(rq) };
+        match T::queue_rq(queue, Rq(rq)) {
             Ok(()) => OK,
-            // SAFETY: The request comes from the call.
-            Err(refused) => unsafe { refused.give_back() },
+            // SAFETY: What this returns is what is returned for the request.
+            Err(refused) => unsafe { refused.give_back(rq) },
         }
     }
 
