@@ -649,6 +649,17 @@ impl Queue {
         }
     }
 
+    /// Takes another tag than that of the request, where this is in use or the queue has none of
+    /// that number: blk-mq keeps the tags of the first connection, and the target may have smaller
+    /// queues since. Fails with `error`, or with `EAGAIN` if all are in use.
+    #[cold]
+    fn other_tag(&self, error: Error) -> Result<Tag<Io>> {
+        match error {
+            EINVAL | EBUSY if self.qid > 0 => self.tags.take(),
+            e => Err(e),
+        }
+    }
+
     /// Returns what becomes of a request that could not be sent.
     #[cold]
     fn reason(&self, error: Error) -> Reason {
@@ -1052,7 +1063,7 @@ impl Transport for Rdma {
     }
 
     fn queue_rq(queue: &Queue, rq: Rq) -> Result<(), Refused> {
-        let mut tag = match queue.tags.take_at(rq.tag()) {
+        let mut tag = match queue.tags.take_at(rq.tag()).or_else(|e| queue.other_tag(e)) {
             Ok(tag) => tag,
             Err(e) => return Err(rq.refuse(queue.reason(e))),
         };
