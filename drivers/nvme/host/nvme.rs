@@ -53,6 +53,7 @@ use kernel::{
             Full,
             Release, //
         },
+        ArcBorrow,
         Mutex, //
     },
     types::Opaque, //
@@ -110,7 +111,7 @@ pub(crate) trait Transport: Sized + Send + Sync + 'static {
     fn is_closed(queue: &Self::Queue) -> bool;
 
     /// Sends a command. In an RCU read-side section, perhaps in a softirq.
-    fn queue_rq(queue: &Self::Queue, rq: Rq) -> Result<(), Refused>;
+    fn queue_rq(queue: ArcBorrow<'_, Self::Queue>, rq: Rq) -> Result<(), Refused>;
 
     /// Polls for replies (`blk_mq_ops.poll`); returns how many completions there were.
     fn poll(queue: &Self::Queue) -> u32;

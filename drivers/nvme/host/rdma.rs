@@ -1062,7 +1062,7 @@ impl Transport for Rdma {
         queue.lost.load(Relaxed)
     }
 
-    fn queue_rq(queue: &Queue, rq: Rq) -> Result<(), Refused> {
+    fn queue_rq(queue: ArcBorrow<'_, Queue>, rq: Rq) -> Result<(), Refused> {
         let mut tag = match queue.tags.take_at(rq.tag()).or_else(|e| queue.other_tag(e)) {
             Ok(tag) => tag,
             Err(e) => return Err(rq.refuse(queue.reason(e))),
@@ -1081,9 +1081,9 @@ impl Transport for Rdma {
         match refused.owner.and_then(Queue::unmap_data) {
             Some(rq) => Err(rq.refuse(queue.reason(error))),
             None => {
-                // The queue has failed, and the request ends with it.
+                // The request ends with the queue.
                 rdma::pr_err_ratelimited!("QID {}: a SEND was refused: {error:?}\n", queue.qid);
-                queue.link.error_recovery();
+                queue.error_recovery();
                 Ok(())
             }
         }

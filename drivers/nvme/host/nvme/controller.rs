@@ -33,6 +33,7 @@ use kernel::{
         },
         rcu,
         Arc,
+        ArcBorrow,
         CondVar,
         Mutex,
         SpinLockIrq, //
@@ -65,19 +66,18 @@ impl<Q> Slot<Q> {
     ///
     /// The caller is in an RCU read-side section, and does not use the queue after it.
     #[inline]
-    pub(super) unsafe fn get<'a>(&self) -> Option<&'a Q> {
-        // SAFETY: By the type invariant it is null, or a queue that stays until the section ends.
-        unsafe { self.0.load(Acquire).as_ref() }
+    pub(super) unsafe fn get<'a>(&self) -> Option<ArcBorrow<'a, Q>> {
+        let raw = NonNull::new(self.0.load(Acquire))?;
+        // SAFETY: By the type invariant this is from `Arc::as_ptr` of a queue, a reference to which
+        // is not dropped before the section ends. There are shared references to it only.
+        Some(unsafe { ArcBorrow::from_raw(raw.as_ptr()) })
     }
 
     /// Returns a reference to the queue. Any context.
     pub(super) fn clone_queue(&self) -> Option<Arc<Q>> {
         let _guard = rcu::read_lock();
-        let raw = NonNull::new(self.0.load(Acquire))?;
-        // SAFETY: By the type invariant this is from `Arc::as_ptr` of a queue, a reference to which
-        // is not dropped before the RCU section ends. What is made of it here is not dropped.
-        let queue = ManuallyDrop::new(unsafe { Arc::from_raw(raw.as_ptr()) });
-        Some(Arc::clone(&queue))
+        // SAFETY: The section ends after this.
+        unsafe { self.get() }.map(Arc::from)
     }
 }
 

@@ -588,12 +588,12 @@ impl<'a, T: Transport> Setup<'a, T> {
             let rq = (*bd).rq;
             (rq, (*pdu(rq)).req.ctrl, Self::slot(hctx).get())
         };
-        let is_live = queue.is_some_and(T::is_live);
+        let is_live = queue.is_some_and(|queue| T::is_live(&queue));
         // SAFETY: The request is that of the call and was not started, and the controller its own.
         let queue = unsafe {
             let ready = bindings::nvme_helper_check_ready(ctrl, rq, is_live);
             let Some(queue) = queue.filter(|_| ready) else {
-                return match queue.is_none_or(T::is_closed) {
+                return match queue.is_none_or(|queue| T::is_closed(&queue)) {
                     true => closed(rq),
                     false => bindings::nvme_fail_nonready_command(ctrl, rq),
                 };
@@ -629,7 +629,7 @@ impl<'a, T: Transport> Setup<'a, T> {
         let _guard = rcu::read_lock();
         // SAFETY: The hardware context is in use, and the section ends after this.
         let queue = unsafe { Self::slot(hctx).get() };
-        queue.map_or(0, |queue| T::poll(queue) as c_int)
+        queue.map_or(0, |queue| T::poll(&queue) as c_int)
     }
 
     /// `blk_mq_ops.timeout`.
