@@ -306,6 +306,24 @@ def queue_count(ground):
             flowing(host)
 
 
+@case("queues are smaller when connecting again", links=("rxe",))
+def queue_size(ground):
+    null = Null()
+    with ground.pair(null, reconnect_delay=DELAY, ctrl_loss_tmo=600, nr_io_queues=1) as (target, host):
+        with Load(host.disk(), size="1m", offset="16m", iodepth=64) as load:
+            target.disable()
+            host.settle("connecting")
+            nvme.write(target.port.path / "param_max_queue_size", 16)
+            target.enable()
+            host.settle()
+            ground.figures["reconnects"] += 1
+            sqsize = int((host.path / "sqsize").read_text(encoding="ascii"))
+            assert sqsize < 16, f"the host has queues of {sqsize} entries"
+            flowing(host)
+            ground.stop(load)
+        ground.verify(host.disk(), null, iodepth=128, size="1m", randseed=3)
+
+
 @case("I/O times out on a slow backing", links=("rxe",))
 def timeout(ground):
     # An I/O takes 4 s there, and its command 1 s at most; it is not tried again.

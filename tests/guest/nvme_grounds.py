@@ -187,6 +187,11 @@ class Connected:
     def disk(self):
         return self.controller.find()
 
+    def path(self):
+        """The controller in sysfs."""
+        return next(path for path in nvme.CONTROLLERS.glob("nvme*")
+                    if (path / "subsysnqn").read_text(encoding="ascii").strip() == self.target.nqn)
+
     def has_disk(self, seconds):
         """Whether there is a disk that can be read, in so many seconds."""
         end = time.monotonic() + seconds

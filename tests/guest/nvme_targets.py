@@ -2,7 +2,9 @@
 """Targets of NVMe over RDMA that lie, against a host."""
 
 import errno
+import time
 
+import nvme
 import nvme_wire as wire
 from nvme_lies import lie
 from nvme_target import Target
@@ -381,3 +383,73 @@ def failing(ground, peer):
     def prepare(target):
         target.lie = lambda queue, command: queue.reply(command.cid, status=wire.DNR | 6) or True
     return connecting(ground, peer, prepare)
+
+
+# Connections that end while a host waits for something else. Its commands do not time out before a user is tired.
+PATIENCE = 200
+# Changed namespaces are told of: the host asks for that when it is live.
+TELLS = {92: ("I", 0x100)}
+EVENTS = 11
+
+
+def hang_up(ground, queue):
+    """Ends a connection, and has the host hear of it."""
+    queue.peer.tell("disconnect", queue.number)
+    time.sleep(1)
+
+
+def kind_of(command):
+    return command.nsid & 0xff if command.opcode == wire.FABRICS else None
+
+
+@against("hang up: the admin queue, before the reply to Connect of the last I/O queue")
+def before_last(ground, peer):
+    def prepare(target):
+        def end(queue, command):
+            if queue.qid and kind_of(command) == wire.CONNECT:
+                hang_up(ground, target.queue(0))
+            return False
+        target.identity, target.lie = TELLS, end
+    with ground.patient(PATIENCE):
+        return connecting(ground, peer, prepare)
+
+
+@against("hang up: at Set Features of a host that is live")
+def at_features(ground, peer):
+    def prepare(target):
+        def end(queue, command):
+            if queue.qid or command.opcode != wire.SET_FEATURES or command.words[0] & 0xff != EVENTS:
+                return False
+            target.lie = None
+            hang_up(ground, queue)
+            return True
+        target.identity, target.lie = TELLS, end
+    with ground.patient(PATIENCE):
+        return connecting(ground, peer, prepare)
+
+
+@against("hang up: while a host that is reset waits for CSTS")
+def in_reset(ground, peer):
+    target = Target(peer)
+    with ground.patient(PATIENCE), ground.connected(target) as host:
+        def end(queue, command):
+            if kind_of(command) != wire.PROPERTY_GET or command.words[1] != wire.CSTS or target.cc & 1:
+                return False
+            # It is still ready: the host asks again.
+            queue.reply(command.cid, 1)
+            hang_up(ground, queue)
+            return True
+        target.lie = end
+        _, failed = host.beside(lambda: nvme.write(host.path() / "reset_controller", 1))
+        return f"{failed or 'reset'}; {host.state()}"
+
+
+@against("hang up: I/O of a disk with one path fails fast while no attempt to connect is successful")
+def one_path(ground, peer):
+    target = Target(peer)
+    with ground.connected(target, ctrl_loss_tmo=600, fast_io_fail_tmo=1) as host:
+        for queue in list(target.queues.values()):
+            peer.tell("disconnect", queue.number)
+        # Some attempts have failed.
+        host.serve(6)
+        return f"{word(host.io(wire.READ))}, {host.state()}"
