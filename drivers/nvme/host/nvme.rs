@@ -417,12 +417,19 @@ impl<T: Transport> Registration<T> {
         // SAFETY: The controller was just initialised.
         let added = Failure::check(unsafe { bindings::nvme_add_ctrl(ctrl.raw()) });
         let created = added.and_then(|()| {
-            ctrl.change_state(State::Connecting);
+            if !ctrl.change_state(State::Connecting) {
+                return Err(EINVAL.into());
+            }
+            // A user may have begun a reset before that, which does nothing yet. None begins while
+            // the controller is connecting.
+            //
+            // SAFETY: The work was initialised; the caller may sleep.
+            unsafe { bindings::flush_work(&raw mut (*ctrl.raw()).reset_work) };
             T::create(&ctrl, cx)
         });
         // From then on it can only be deleted.
         if !ctrl.started.load(Acquire) {
-            ctrl.setup(cx).tear_down(cx);
+            ctrl.setup(cx).end(cx);
             // SAFETY: The caller may sleep, and is no work item. The queues are gone.
             unsafe { ctrl.close() };
             this.forget(&ctrl);

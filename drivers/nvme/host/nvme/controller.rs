@@ -538,7 +538,7 @@ impl<T: Transport> Controller<T> {
         }
         T::delete(this, &cx);
         // Whatever the transport has left.
-        this.setup(&cx).tear_down(&cx);
+        this.setup(&cx).end(&cx);
         // SAFETY: nvme-core calls this in a work item of its own, after it has ended all others of
         // the controller, and the queues are gone.
         unsafe { this.close() };
@@ -583,7 +583,11 @@ impl<T: Transport> Controller<T> {
         // keeps until it has ended. Work items run where they may sleep.
         unsafe {
             let raw = kernel::container_of!(work, bindings::nvme_ctrl, reset_work);
-            T::reset(Self::from_raw(raw), &Sleepable::assume());
+            let this = Self::from_raw(raw);
+            // One that is being created is set up by who does that.
+            if this.started.load(Acquire) {
+                T::reset(this, &Sleepable::assume());
+            }
         }
     }
 }

@@ -165,10 +165,13 @@ impl<'a, T: Transport> Setup<'a, T> {
         }
     }
 
-    /// Allocates the tag set of the admin queue. Fails with `EEXIST` if there is one.
+    /// Allocates the tag set of the admin queue. Fails with `EEXIST` if there is one, and with
+    /// `ENODEV` if the controller is being deleted.
     pub(crate) fn alloc_admin_tag_set(&mut self, _cx: &Sleepable) -> Result {
-        if self.sets.admin {
-            return Err(EEXIST);
+        match (self.sets.admin, self.sets.dead) {
+            (true, _) => return Err(EEXIST),
+            (_, true) => return Err(ENODEV),
+            _ => {}
         }
         let (ops, size) = (&Self::ADMIN_OPS, size_of::<Pdu>() as u32);
         // SAFETY: The controller and the place of the set are valid, and the set is not allocated.
@@ -182,10 +185,13 @@ impl<'a, T: Transport> Setup<'a, T> {
         Ok(())
     }
 
-    /// Allocates the tag set of the I/O queues. Fails with `EEXIST` if there is one.
+    /// Allocates the tag set of the I/O queues. Fails with `EEXIST` if there is one, and with
+    /// `ENODEV` if the controller is being deleted.
     pub(crate) fn alloc_io_tag_set(&mut self, polls: bool, _cx: &Sleepable) -> Result {
-        if self.sets.io {
-            return Err(EEXIST);
+        match (self.sets.io, self.sets.dead) {
+            (true, _) => return Err(EEXIST),
+            (_, true) => return Err(ENODEV),
+            _ => {}
         }
         let (ops, size) = (&Self::IO_OPS, size_of::<Pdu>() as u32);
         let maps = if polls { TYPES as u32 } else { 2 };
@@ -452,8 +458,10 @@ impl<'a, T: Transport> Setup<'a, T> {
         }
     }
 
-    /// Drops all queues and removes the tag sets, as far as that was not done.
-    pub(super) fn tear_down(&mut self, cx: &Sleepable) {
+    /// Drops all queues and removes the tag sets, as far as that was not done. None are allocated
+    /// from then on.
+    pub(super) fn end(&mut self, cx: &Sleepable) {
+        self.sets.dead = true;
         self.clear(0..u16::MAX, cx);
         self.remove_io_tag_set(cx);
         self.remove_admin_tag_set(cx);
