@@ -23,7 +23,13 @@ use kernel::{
     new_mutex,
     prelude::*,
     str::CStr,
-    sync::Mutex, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Mutex, //
+    }, //
 };
 use nvme::Registration;
 
@@ -57,18 +63,24 @@ impl Client for Host {
     }
 }
 
-/// A device, which has no data.
-struct PerDevice;
+/// The number of devices that there have been.
+static DEVICES: Atomic<u64> = Atomic::new(0);
+
+/// A device, by a number that no other has: a user may give it another name.
+struct PerDevice {
+    number: u64,
+}
 
 impl DeviceData<Host> for PerDevice {
     fn add(_host: Pin<&Host>, _dev: &Device, _cx: &Sleepable) -> impl PinInit<Self, Error> {
-        Ok::<_, Error>(PerDevice)
+        let number = DEVICES.fetch_add(1, Relaxed).wrapping_add(1);
+        Ok::<_, Error>(PerDevice { number })
     }
 
     /// Deletes all controllers that use the device (`nvme_rdma_remove_one`).
-    fn remove(self: Pin<&Self>, host: Pin<&Host>, dev: &Device, cx: &Sleepable) {
+    fn remove(self: Pin<&Self>, host: Pin<&Host>, _dev: &Device, cx: &Sleepable) {
         if let Some(transport) = &*host.transport.lock() {
-            transport.delete(|ctrl| ctrl.is_on(dev), cx);
+            transport.delete(|ctrl| ctrl.is_on(self.number), cx);
         }
     }
 }

@@ -35,7 +35,6 @@ use kernel::{
     new_mutex,
     new_work,
     prelude::*,
-    str::CString,
     sync::{
         atomic::{
             Atomic,
@@ -729,9 +728,8 @@ fn max_fr_pages(dev: &Device) -> u32 {
 pub(crate) struct Rdma {
     addr: SocketAddr,
     src_addr: Option<SocketAddr>,
-    /// The name of the device that the last admin queue was on.
-    #[pin]
-    device: Mutex<Option<CString>>,
+    /// The number of the device that the last admin queue was on.
+    device: Atomic<u64>,
 }
 
 /// What is set up of it.
@@ -745,12 +743,9 @@ pub(crate) struct Shared {
 static REGISTERED: Registered = Registered::new();
 
 impl Rdma {
-    /// Returns whether the controller's queues are, or were, on a device.
-    pub(crate) fn is_on(&self, dev: &Device) -> bool {
-        self.device
-            .lock()
-            .as_ref()
-            .is_some_and(|name| **name == *dev.name())
+    /// Returns whether the controller's queues are, or were, on the device of this number.
+    pub(crate) fn is_on(&self, device: u64) -> bool {
+        self.device.load(Relaxed) == device
     }
 
     /// Makes a queue and connects it (`nvme_rdma_start_queue`).
@@ -805,7 +800,8 @@ impl Rdma {
         Self::start_queue(setup, 0, AQ_DEPTH, cx)?;
         setup.enable_ctrl(cx)?;
         let dev = setup.pd.as_ref().ok_or(EINVAL)?.device().clone();
-        *setup.ctrl().device.lock() = Some(CString::try_from(&*dev.name()).map_err(|_| ENOMEM)?);
+        let number = dev.data::<Host>(cx).ok_or(ENODEV)?.number;
+        setup.ctrl().device.store(number, Relaxed);
         setup.set_limits(max_fr_pages(&dev), dev.numa_node());
         setup.unquiesce_admin_queue();
         setup.init_ctrl_finish(cx)
@@ -990,7 +986,7 @@ impl Transport for Rdma {
         try_pin_init!(Self {
             addr: addr?,
             src_addr: src_addr?,
-            device <- new_mutex!(None),
+            device: Atomic::new(0),
         })
     }
 
