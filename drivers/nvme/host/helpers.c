@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/rcupdate.h>
+
 #include "helpers.h"
 
 /* Each has its own lock class, as one of them waits for others. */
@@ -10,6 +12,11 @@ void nvme_helper_init_works(struct work_struct *reset, work_func_t reset_fn,
 	INIT_WORK(reset, reset_fn);
 	INIT_WORK(err, err_fn);
 	INIT_DELAYED_WORK(reconnect, reconnect_fn);
+}
+
+void nvme_helper_synchronize_rcu_tasks(void)
+{
+	synchronize_rcu_tasks();
 }
 
 enum nvme_ctrl_state nvme_helper_ctrl_state(struct nvme_ctrl *ctrl)

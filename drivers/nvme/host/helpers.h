@@ -27,6 +27,7 @@ void nvme_helper_init_works(struct work_struct *reset, work_func_t reset_fn,
 enum nvme_ctrl_state nvme_helper_ctrl_state(struct nvme_ctrl *ctrl);
 void nvme_helper_get_ctrl(struct nvme_ctrl *ctrl);
 void nvme_helper_put_ctrl(struct nvme_ctrl *ctrl);
+void nvme_helper_synchronize_rcu_tasks(void);
 void nvme_helper_auth_stop(struct nvme_ctrl *ctrl);
 unsigned long nvme_helper_get_virt_boundary(struct nvme_ctrl *ctrl, bool is_admin);
 void nvme_helper_reconnected(struct nvme_ctrl *ctrl);

@@ -455,6 +455,6 @@ impl<T: Transport> PinnedDrop for Registration<T> {
         // A task may be between the end of `free_ctrl`, which has put the module, and its caller.
         //
         // SAFETY: The module is being unloaded, in process context.
-        unsafe { bindings::synchronize_rcu_tasks() };
+        unsafe { bindings::nvme_helper_synchronize_rcu_tasks() };
     }
 }
