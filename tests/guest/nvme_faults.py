@@ -230,6 +230,23 @@ for of_link, names in DEVICES.items():
         case(f"rdma link delete {name} under load", name, links=(of_link,))(delete_link)
 
 
+@case("a renamed device goes under load", links=("rxe",))
+def renamed(ground):
+    null = Null()
+    with null, ground.target(null) as target:
+        with ground.controller(target) as host:
+            with Load(host.disk()) as load:
+                sh("rdma", "dev", "set", "rxe0", "name", "renamed0")
+                sh("rdma", "link", "delete", "renamed0")
+                ground.broken(load)
+                until(lambda: host.state() == "gone", "the controller of a deleted device is still there")
+                sh("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rdma0")
+                target.disable()
+                target.enable()
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
 def in_use(module):
     """Whether rmmod says that the module is."""
     said = subprocess.run(["rmmod", module], capture_output=True, text=True, timeout=60, check=False)
