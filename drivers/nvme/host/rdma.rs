@@ -549,7 +549,9 @@ impl Queue {
             rnr_retry_count: 7,
             ..Default::default()
         };
-        self.id.connect(self.clone(), &param, cx)?;
+        // As in C, which has one error for each end of an attempt.
+        let reset = |e| if e == ECONNREFUSED { ECONNRESET } else { e };
+        self.id.connect(self.clone(), &param, cx).map_err(reset)?;
         connecting.connected();
         Ok(())
     }
