@@ -900,7 +900,7 @@ impl Rdma {
             );
         }
         let clamped = size.min(MAX_QUEUE_SIZE.into()).min(most);
-        if clamped < 2 {
+        if clamped < 2 && identity.queue_count > 1 {
             dev_err!(
                 setup.ctrl().device(),
                 "queues of {clamped} entries are not supported!\n"
