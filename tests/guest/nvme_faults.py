@@ -204,7 +204,12 @@ def delete_link(ground, device):
         with ground.controller(target, reconnect_delay=DELAY) as host:
             with Load(host.disk()) as load:
                 sh("rdma", "link", "delete", device)
-                if device == "far0":
+                stays = device == "far0"
+                if device == "rxe0" and ground.host == "c":
+                    # If the target's queues have gone first, the controller may be waiting to connect again. C's host
+                    # finds controllers by the device, which such a one does not have: it stays.
+                    stays = host.state() == "connecting"
+                if stays:
                     host.settle("connecting")
                 else:
                     ground.broken(load)
@@ -216,7 +221,7 @@ def delete_link(ground, device):
                 if device != "near0":
                     target.disable()
                     target.enable()
-                if device == "far0":
+                if stays:
                     host.settle()
                     ground.figures["reconnects"] += 1
                     flowing(host)
