@@ -625,13 +625,15 @@ impl Queue {
         let ndev = dev.data::<NvmetRdma>(cx).ok_or(ENODEV)?;
         let pd = ndev.get(dev, cx)?;
         let listed = Self::alloc(port, id, req, &ndev, &pd, cx).and_then(|(queue, recvs)| {
-            port.target.queues.lock().push(queue.clone(), GFP_KERNEL)?;
+            // Who finds it in the list may end it at once, and so take the context.
+            let mut queues = port.target.queues.lock();
+            queues.reserve(1, GFP_KERNEL)?;
+            queue.qp.set_context(queue.clone(), cx)?;
+            queues.push_within_capacity(queue.clone())?;
             Ok((queue, recvs))
         });
         let (queue, recvs) = listed.inspect_err(|_| ndev.put())?;
         // The host may send commands before the connection is accepted.
-        let ready = queue.qp.set_context(queue.clone(), cx);
-        ready.inspect_err(|_| queue.as_arc_borrow().disconnect())?;
         for command in recvs {
             queue.post_recv(Recv::Own(command));
         }
