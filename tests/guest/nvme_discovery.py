@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import nvme
@@ -32,6 +33,22 @@ def discovery(ground):
         done = subprocess.run(["nvme", "disconnect", f"--nqn={target.nqn}"], capture_output=True, text=True, check=True)
         assert "disconnected 1" in done.stdout, done.stdout
         nvme.until(lambda: not list(nvme.CONTROLLERS.iterdir()), "a controller is still there")
+
+
+@case("discovery: a port on all addresses, and where a host is", links=("rxe",), checkers=True)
+def all_addresses(ground):
+    """The log tells a host the address that it has come to, and debugfs tells the host's own."""
+    with Null() as null, nvme.Target(null, addr="0.0.0.0") as target:
+        said = sh("nvme", "discover", f"--transport={nvme.TRANSPORTS[ground.host]}", f"--traddr={ground.addr}",
+                  f"--trsvcid={target.trsvcid}", "--output-format=json").stdout
+        told = {record["subnqn"]: record["traddr"].strip() for record in json.loads(said)["records"]}
+        assert told.get(target.nqn) == ground.addr, f"the log has {told}"
+        where = SimpleNamespace(addr=ground.addr, trsvcid=target.trsvcid, nqn=target.nqn, backings=target.backings)
+        with ground.controller(where) as host:
+            ground.verify(host.disk(), null, iodepth=16, size="256k")
+            path, = Path("/sys/kernel/debug/nvmet", target.nqn).glob("ctrl*/host_traddr")
+            seen = path.read_text(encoding="ascii").strip()
+            assert seen == ground.addr, f"the host is at {seen}"
 
 
 @contextmanager

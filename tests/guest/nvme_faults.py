@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nvme
 import wire
-from case import STOCK, sh
+from case import BUILD, FLAVOUR, STOCK, sh
 from nvme import Load, Null, until
 from nvme_ground import case, read_at, write_at
 
@@ -290,6 +290,26 @@ def unload_target(ground):
         target.enable()
         host.settle()
         ground.figures["reconnects"] += 1
+
+
+@case("target's module replaced by C's and back, under load", links=("rxe",), plain=True)
+def in_place(ground):
+    """What is set up in configfs stays, and so does the host's controller. nvmet has one transport for RDMA."""
+    used, c = nvme.TARGETS[ground.end], nvme.TARGETS["c"]
+    with loaded(ground) as (target, host, _):
+        for old, new in ((used, c), (c, used)):
+            target.disable()
+            host.settle("connecting")
+            if old == c != used:
+                words = ["insmod", BUILD / FLAVOUR / f"{used}.ko"]
+                refused = subprocess.run(words, capture_output=True, check=False)
+                assert refused.returncode, f"{used} was loaded beside {c}"
+            sh("rmmod", old)
+            nvme.insert(new)
+            target.enable()
+            host.settle()
+            ground.figures["reconnects"] += 1
+            flowing(host)
 
 
 @case("controller loss time runs out", links=("rxe",))

@@ -12,21 +12,25 @@ from nvme import Controller, Null, Target
 CASES = {}
 # What a kernel has not that a link or a case needs, by these, and whether it is the stock kernel.
 MISSING = {("siw", True): "Debian's kernel has no siw",
-           ("checkers", True): "Debian's kernel has no faults and no files of nvmet in debugfs"}
+           ("checkers", True): "Debian's kernel has no faults and no files of nvmet in debugfs",
+           ("plain", False): "lockdep reports C's target, and stops"}
 MIB = nvme.MIB
 
 
 class Case:
     """A case on a link. Defects are why it is not run with an end of a name, by both: ("host", "c"). It may need the
-    kernel with checkers, be one that runs only where it is named, and last for so many seconds on a busy machine."""
+    kernel with checkers, or a plain one without, be one that runs only where it is named, and last for so many seconds
+    on a busy machine."""
 
-    def __init__(self, name, function, link, args, defects=None, checkers=False, named=False, seconds=600):
+    def __init__(self, name, function, link, args, defects=None, checkers=False, plain=False, named=False,
+                 seconds=600):
         self.name, self.function, self.link, self.args, self.defects = name, function, link, args, defects or {}
-        self.checkers, self.named, self.seconds = checkers, named, seconds
+        self.needs = [link, *(["checkers"] if checkers else []), *(["plain"] if plain else [])]
+        self.named, self.seconds = named, seconds
 
     def skipped(self, host, target, stock):
         """Why it is not run, or an empty string."""
-        for need in (self.link, *(["checkers"] if self.checkers else [])):
+        for need in self.needs:
             if (need, stock) in MISSING:
                 return MISSING[need, stock]
         for end, name in (("host", host), ("target", target)):
