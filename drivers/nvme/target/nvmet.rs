@@ -67,7 +67,10 @@ use rdma::{
     dma::Direction,
     prelude::*,
     qp::Taken,
-    rw::Ctx,
+    rw::{
+        Ctx,
+        Rw, //
+    },
     sg,
     wr::Sge, //
 };
@@ -459,8 +462,6 @@ pub(crate) struct PortConfig {
     pub(crate) addr: SocketAddr,
     pub(crate) inline_data_size: Option<u16>,
     pub(crate) max_queue_size: Option<u16>,
-    /// A power of two of 4 KiB.
-    pub(crate) mdts: Option<u8>,
 }
 
 impl PortConfig {
@@ -491,7 +492,6 @@ impl PortConfig {
             },
             inline_data_size: given(config.inline_data_size),
             max_queue_size: given(config.max_queue_size),
-            mdts: config.mdts.try_into().ok().filter(|mdts| *mdts != 0),
         })
     }
 }
@@ -862,14 +862,20 @@ impl Request {
         if inner.state != State::Parsed || unsafe { !(*req).sg.is_null() } {
             return Err(EINVAL);
         }
-        // SAFETY: The request was parsed, and has no data, as just checked.
+        // SAFETY: The request was parsed, and has no data, as just checked. Lists of another kind
+        // are freed as nvmet does it.
         let (allocated, list, entries) = unsafe {
             (*req).transfer_len = len;
-            let allocated = bindings::nvmet_req_alloc_sgls(req);
-            (to_result(allocated), (*req).sg, (*req).sg_cnt)
+            let mut allocated = to_result(bindings::nvmet_req_alloc_sgls(req));
+            let is_plain = (*req).p2p_dev.is_null() && (*req).metadata_sg.is_null();
+            if allocated.is_ok() && !is_plain {
+                bindings::nvmet_req_free_sgls(req);
+                allocated = Err(EINVAL);
+            }
+            (allocated, (*req).sg, (*req).sg_cnt)
         };
-        // INVARIANT: The list is from `sgl_alloc`, as the request has no device whose memory it
-        // could be. The pages alone free it.
+        // INVARIANT: The list is from `sgl_alloc`, as there is no device whose memory it is, which
+        // was just checked. The pages alone free it.
         let pages = allocated.and_then(|()| {
             let list = NonNull::new(list).ok_or(ENOMEM)?;
             let entries = entries.try_into()?;
@@ -880,10 +886,22 @@ impl Request {
         filled.inspect_err(|_| inner.no_data())
     }
 
-    /// Returns the memory of the data, for a transfer.
+    /// Reads all data from the host.
     #[inline]
-    pub(crate) fn data(&self) -> &Ctx<Bidirectional, Pages> {
-        &self.shared().data
+    pub(crate) fn read(&self, remote: Remote, cx: &Sleepable) -> Rw<'_> {
+        Rw::read(&self.shared().data, .., remote, cx)
+    }
+
+    /// Writes all data to the host.
+    #[inline]
+    pub(crate) fn write(&self, remote: Remote, cx: &Sleepable) -> Rw<'_> {
+        Rw::write(&self.shared().data, .., remote, cx)
+    }
+
+    /// The transfer of the data that was prepared.
+    #[inline]
+    pub(crate) fn prepared(&self) -> Rw<'_> {
+        Rw::prepared(&self.shared().data)
     }
 
     /// Executes a command that was parsed, whose response goes to [`Target::queue_response`]

@@ -57,7 +57,6 @@ use rdma::{
         Requests,
         Taken, //
     },
-    rw::Rw,
     session::{
         Load,
         Room,
@@ -269,6 +268,8 @@ impl Target {
 impl Target {
     /// The largest transfer, as a power of two of 4 KiB (`nvmet_rdma_get_mdts`).
     pub(crate) const MAX_MDTS: u8 = 8;
+    /// The same in bytes.
+    const MAX_TRANSFER: u32 = 4096 << Self::MAX_MDTS;
     /// The largest number of commands in a queue (`nvmet_rdma_get_max_queue_size`).
     pub(crate) const MAX_QUEUE_SIZE: u16 = bindings::NVME_RDMA_MAX_QUEUE_SIZE as u16;
 
@@ -300,9 +301,6 @@ impl Target {
         );
         config.inline_data_size = Some(inline_data_size);
         config.max_queue_size = Some(max_queue_size);
-        let mdts = config
-            .mdts
-            .map_or(Self::MAX_MDTS, |mdts| mdts.min(Self::MAX_MDTS));
         let (nport, addr) = (config.nport.clone(), config.addr);
         let listening = Listening {
             listener: None,
@@ -312,7 +310,6 @@ impl Target {
             nport,
             addr,
             inline_data_size: inline_data_size.into(),
-            max_transfer: 4096_usize.checked_shl(mdts.into()).ok_or(EINVAL)?,
             target: self.clone(),
             client: ClientRef::of::<NvmetRdma>(cx)?,
             listening <- new_mutex!(listening, "nvmet_rdma::Port::listening"),
@@ -381,8 +378,6 @@ pub(crate) struct Port {
     nport: Arc<Nport>,
     addr: SocketAddr,
     inline_data_size: usize,
-    /// The largest number of bytes of a command's data.
-    max_transfer: usize,
     target: Arc<Target>,
     client: ClientRef,
     #[pin]
@@ -944,7 +939,7 @@ impl Queue {
                 return self.disconnect();
             }
         };
-        match self.map_sgl(&mut response, cx) {
+        match self.map_sgl(&mut response) {
             Ok(()) => {
                 let n_rdma = response.n_rdma;
                 if let Some(response) = self.take_places(response, n_rdma) {
@@ -957,7 +952,7 @@ impl Queue {
 
     /// Takes the data of a command apart (`nvmet_rdma_map_sgl`).
     #[inline]
-    fn map_sgl(&self, response: &mut Response, cx: &Sleepable) -> Result<(), Refused> {
+    fn map_sgl(&self, response: &mut Response) -> Result<(), Refused> {
         const DATA: u8 = bindings::NVME_SGL_FMT_DATA_DESC as u8;
         const KEYED: u8 = bindings::NVME_KEY_SGL_FMT_DATA_DESC as u8;
         const OFFSET: u8 = bindings::NVME_SGL_FMT_OFFSET as u8;
@@ -978,7 +973,7 @@ impl Queue {
                 let len = u32::from_le_bytes([l0, l1, l2, 0]);
                 let rkey = u32::from_le_bytes([l3, k1, k2, k3]);
                 let remote = Remote { addr, rkey };
-                self.map_sgl_keyed(response, is_write, remote, len, cx)?;
+                self.map_sgl_keyed(response, is_write, remote, len)?;
                 if subtype == INVALIDATE && len != 0 {
                     response.invalidate_rkey = Some(rkey);
                 }
@@ -1018,7 +1013,8 @@ impl Queue {
         })
     }
 
-    /// Data in the memory of the host (`nvmet_rdma_map_sgl_keyed`).
+    /// Data in the memory of the host (`nvmet_rdma_map_sgl_keyed`). Their pages are allocated when
+    /// the send queue has room for the transfer.
     #[inline]
     fn map_sgl_keyed(
         &self,
@@ -1026,28 +1022,18 @@ impl Queue {
         is_write: bool,
         remote: Remote,
         len: u32,
-        cx: &Sleepable,
     ) -> Result<(), Refused> {
         if len == 0 {
             return Ok(());
         }
-        if len as usize > self.port.max_transfer {
+        if len > Target::MAX_TRANSFER {
             rdma::pr_err_ratelimited!("a transfer of {len} bytes is larger than MDTS\n");
             return Err((INVALID_FIELD, Some(LOC_DPTR)));
         }
-        let internal = |_| (INTERNAL, None);
-        response
-            .request
-            .alloc_sgls(len as usize)
-            .map_err(internal)?;
-        if is_write {
-            response.data = Data::In(remote);
-        } else {
-            // It is posted where one cannot sleep.
-            let write = Rw::write(response.request.data(), .., remote, cx);
-            self.qp.prepare_rw(write).map_err(internal)?;
-            response.data = Data::Out;
-        }
+        response.data = match is_write {
+            true => Data::In(remote, len),
+            false => Data::Out(remote, len),
+        };
         response.n_rdma = self.sizes.transfer((len as usize).div_ceil(PAGE) as u32);
         Ok(())
     }
@@ -1082,14 +1068,25 @@ impl Queue {
         });
     }
 
-    /// Executes a command, after its data were read (`nvmet_rdma_execute_command`).
+    /// Executes a command that has its places, after its data were read
+    /// (`nvmet_rdma_execute_command`).
     #[inline]
-    fn execute_command(&self, response: Taken<Response>, cx: &Sleepable) {
-        let Data::In(remote) = response.data else {
+    fn execute_command(&self, mut response: Taken<Response>, cx: &Sleepable) {
+        let (Data::In(remote, len) | Data::Out(remote, len)) = response.data else {
             return Request::execute(response, cx);
         };
+        if response.request.alloc_sgls(len as usize).is_err() {
+            return Request::complete(response, INTERNAL, None);
+        }
+        if let Data::Out(..) = response.data {
+            // It is posted where one cannot sleep.
+            return match self.qp.prepare_rw(response.request.write(remote, cx)) {
+                Ok(()) => Request::execute(response, cx),
+                Err(_) => Request::complete(response, INTERNAL, None),
+            };
+        }
         let posted = self.qp.post_rw(response, |response: &Response| {
-            Ok(Rw::read(response.request.data(), .., remote, cx).done_by::<1>())
+            Ok(response.request.read(remote, cx).done_by::<1>())
         });
         match posted.map_err(|e| e.owner) {
             Ok(()) => {}
@@ -1107,10 +1104,9 @@ impl Queue {
     #[inline]
     fn send(&self, response: Taken<Response>) {
         let posted = match response.data {
-            Data::Out if response.request.status() == Some(0) => {
+            Data::Out(..) if response.request.status() == Some(0) => {
                 self.qp.post_rw(response, |response: &Response| {
-                    let write = Rw::prepared(response.request.data());
-                    Ok(write.then(response.send_wr()))
+                    Ok(response.request.prepared().then(response.send_wr()))
                 })
             }
             _ => self
@@ -1133,10 +1129,10 @@ impl Queue {
 #[derive(Clone, Copy)]
 enum Data {
     None,
-    /// The host's, which are read from there.
-    In(Remote),
-    /// Data for the host, which are written there.
-    Out,
+    /// The host's, so many bytes, which are read from there.
+    In(Remote, u32),
+    /// Data for the host, so many bytes, which are written there.
+    Out(Remote, u32),
 }
 
 /// A response (`struct nvmet_rdma_rsp`), with the request of nvmet.
