@@ -485,7 +485,7 @@ struct CmReq {
 }
 
 impl CmReq {
-    /// Takes a request apart, and refuses one for queues that no host needs
+    /// Takes a request apart, and refuses one for queues that cannot be served
     /// (`nvmet_rdma_parse_cm_connect_req`).
     fn parse(private_data: &[u8]) -> Result<Self, u32> {
         let Ok((this, _)) = message::header::<Self>(private_data) else {
@@ -498,10 +498,10 @@ impl CmReq {
             0 => AQ_DEPTH,
             _ => Target::MAX_QUEUE_SIZE,
         };
-        if !(1..max).contains(&this.hsqsize.get()) {
+        if this.hsqsize.get() >= max {
             return Err(bindings::nvme_rdma_cm_status_NVME_RDMA_CM_INVALID_HSQSIZE);
         }
-        if !(1..=Target::MAX_QUEUE_SIZE).contains(&this.hrqsize.get()) {
+        if this.hrqsize.get() == 0 {
             return Err(bindings::nvme_rdma_cm_status_NVME_RDMA_CM_INVALID_HRQSIZE);
         }
         Ok(this)
@@ -512,9 +512,9 @@ impl CmReq {
         self.hsqsize.get().saturating_add(1)
     }
 
-    /// Returns the number of responses that the host receives at a time.
+    /// Returns the number of responses that the host receives at a time, as far as it is of use.
     fn send_queue_size(&self) -> u16 {
-        self.hrqsize.get()
+        self.hrqsize.get().min(Target::MAX_QUEUE_SIZE)
     }
 }
 
@@ -974,7 +974,8 @@ impl Queue {
                 let rkey = u32::from_le_bytes([l3, k1, k2, k3]);
                 let remote = Remote { addr, rkey };
                 self.map_sgl_keyed(response, is_write, remote, len)?;
-                if subtype == INVALIDATE && len != 0 {
+                // Zero is the key of nothing.
+                if subtype == INVALIDATE && len != 0 && rkey != 0 {
                     response.invalidate_rkey = Some(rkey);
                 }
                 Ok(())
@@ -1001,12 +1002,12 @@ impl Queue {
         if !is_write {
             return Err((INVALID_FIELD, Some(LOC_OPCODE)));
         }
-        if len == 0 {
-            return Ok(());
-        }
-        // Only bytes that were received.
         let offset = usize::try_from(offset).map_err(Error::from);
-        let used = offset.and_then(|offset| response.request.use_inline_sg(offset, len));
+        let used = offset.and_then(|offset| match len {
+            0 if offset <= self.port.inline_data_size => Ok(()),
+            // Only bytes that were received.
+            _ => response.request.use_inline_sg(offset, len),
+        });
         used.map_err(|_| {
             rdma::pr_err_ratelimited!("invalid inline data offset!\n");
             (SGL_INVALID_OFFSET, None)
