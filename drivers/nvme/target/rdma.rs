@@ -729,7 +729,9 @@ impl Queue {
         // Twice as many work requests as responses, as C: commands wait for room.
         let each = sizes(&load)?.transfer(load.pages).saturating_add(1);
         let all = u32::from(req.send_queue_size()).saturating_mul(2);
-        let at_once = all.checked_div(each).unwrap_or(1).max(1);
+        // A command of the admin queue that waits for an event keeps its place.
+        let least = if req.qid.get() == 0 { 2 } else { 1 };
+        let at_once = all.checked_div(each).unwrap_or(least).max(least);
         Ok(sizes(&Load { at_once, ..load })?)
     }
 
