@@ -621,6 +621,13 @@ impl Sq {
         ptr::eq(self.0.ctrl(), ctrl.0)
     }
 
+    /// Returns whether the queue is the admin queue of this controller.
+    pub(crate) fn is_admin_of(&self, ctrl: &Ctrl<'_>) -> bool {
+        // SAFETY: The field is there as long as this. nvmet writes it when the queue is connected,
+        // which this read may race with, so it is volatile.
+        self.is_of(ctrl) && unsafe { (&raw const (*self.0.sq.get()).qid).read_volatile() } == 0
+    }
+
     /// Reports a fatal error of the controller (`nvmet_ctrl_fatal_error`), which is then deleted.
     /// Returns `false` if there is none.
     pub(crate) fn fatal_error(&self, _cx: &Sleepable) -> bool {

@@ -358,7 +358,7 @@ impl Target {
     /// Returns the address of a controller's host (`nvmet_rdma_host_port_addr`).
     pub(crate) fn host_traddr(&self, ctrl: &nvmet::Ctrl<'_>) -> Result<IpAddr> {
         let queues = self.queues.lock();
-        let is_admin = |queue: &&Arc<Queue>| queue.host_qid == 0 && queue.sq.is_of(ctrl);
+        let is_admin = |queue: &&Arc<Queue>| queue.sq.is_admin_of(ctrl);
         let (_, dst) = queues.iter().find(is_admin).ok_or(ENOTCONN)?.id.addrs()?;
         Ok(dst.ip())
     }
@@ -447,7 +447,7 @@ impl cm::Accept for Port {
         let Ok(id) = request.into_id(cx) else { return };
         let queue = connect.and_then(|connect| {
             Queue::connect(&self.into(), &id, &connect, cx).map_err(|e| {
-                pr_err!("creating RDMA queue failed ({e:?}).\n");
+                rdma::pr_err_ratelimited!("creating RDMA queue failed ({e:?}).\n");
                 bindings::nvme_rdma_cm_status_NVME_RDMA_CM_NO_RSC
             })
         });
@@ -538,7 +538,6 @@ pub(crate) struct Queue {
     port: Arc<Port>,
     ndev: Arc<Ndev>,
     sq: Sq,
-    host_qid: u16,
     recv_queue_size: u16,
     sizes: Sizes,
     #[pin]
@@ -694,7 +693,6 @@ impl Queue {
             port: port.clone(),
             ndev: ndev.clone(),
             sq,
-            host_qid,
             recv_queue_size: req.recv_queue_size(),
             sizes,
             responses <- new_spinlock!(responses, "nvmet_rdma::Queue::responses"),
@@ -724,8 +722,10 @@ impl Queue {
             recv_sge: 2,
             ..Load::NONE
         };
-        let sizes =
-            |load| Sizes::new(dev, 1, load).inspect_err(|misfit| pr_err!("{dev}: {misfit}\n"));
+        let sizes = |load| {
+            let sizes = Sizes::new(dev, 1, load);
+            sizes.inspect_err(|misfit| rdma::pr_err_ratelimited!("{dev}: {misfit}\n"))
+        };
         // Twice as many work requests as responses, as C: commands wait for room.
         let each = sizes(&load)?.transfer(load.pages).saturating_add(1);
         let all = u32::from(req.send_queue_size()).saturating_mul(2);
@@ -774,6 +774,8 @@ impl Queue {
         let _ = self.id.disconnect(cx);
         self.room.close(ENOTCONN, |mut response| response.put());
         self.qp.drain(cx)?;
+        // One that was being accepted has got it meanwhile.
+        self.id.release_handler(cx);
         self.reclaim();
         self.sq.destroy(cx);
         self.qp.clear_context(cx)?;
