@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
 #include <linux/inet.h>
 #include <linux/module.h>
 #include <linux/percpu-refcount.h>
@@ -68,12 +70,17 @@ int nvmet_helper_port_addr(const struct nvmet_port *port, u8 ip[16],
 		af = AF_INET6;
 		break;
 	default:
-		return -EAFNOSUPPORT;
+		pr_err("address family %d not supported\n",
+		       port->disc_addr.adrfam);
+		return -EINVAL;
 	}
 	ret = inet_pton_with_scope(&init_net, af, port->disc_addr.traddr,
 				   port->disc_addr.trsvcid, &addr);
-	if (ret)
+	if (ret) {
+		pr_err("malformed ip/port passed: %s:%s\n",
+		       port->disc_addr.traddr, port->disc_addr.trsvcid);
 		return ret;
+	}
 	if (af == AF_INET) {
 		memcpy(ip, &v4->sin_addr, sizeof(v4->sin_addr));
 		*num = be16_to_cpu(v4->sin_port);

@@ -187,7 +187,7 @@ unsafe extern "C" fn add_port(raw: *mut bindings::nvmet_port) -> c_int {
         let target: Arc<Target> = unsafe { target() }.into();
         let client = ClientRef::of::<NvmetRdma>(&cx)?;
         let nport = Nport::new(NonNull::new(raw).ok_or(EINVAL)?, target.clone(), client)?;
-        // SAFETY: The port is valid, and locked, as the caller promises.
+        // SAFETY: The port is valid, as the caller promises.
         let mut config = unsafe { PortConfig::read(&nport) }?;
         let added = KBox::new_uninit(GFP_KERNEL)?;
         let data = target.add_port(&mut config, &cx)?;
@@ -289,11 +289,13 @@ unsafe extern "C" fn disc_traddr(
     // nobody else uses it.
     let response = unsafe { &*(&raw const (*given(req)).owner).cast::<Taken<Response>>() };
     let text = Target::disc_traddr(response).and_then(|addr| text(addr).ok());
-    // SAFETY: The port is valid, and its address does not change while it has queues. The buffer is
-    // as long, and nvmet sends all of it.
+    // SAFETY: The port is valid. A user may change the address of one that is being disabled, so it
+    // is copied. The buffer is as long, and nvmet sends all of it.
     unsafe {
-        let configured = &(*port).disc_addr.traddr[..];
-        let text = text.as_ref().map_or(configured, |text| text.to_bytes());
+        let configured = (&raw const (*port).disc_addr.traddr).read_volatile();
+        let text = text
+            .as_ref()
+            .map_or(&configured[..], |text| text.to_bytes());
         write(text, traddr, configured.len());
     }
 }
@@ -465,33 +467,41 @@ pub(crate) struct PortConfig {
 }
 
 impl PortConfig {
-    /// Reads what is configured. Fails with `EAFNOSUPPORT` if the address is none of IP, or
-    /// `EINVAL` if it is malformed (`inet_pton_with_scope`).
+    /// Reads what is configured. Fails with `EINVAL` if the address is none of IP, or malformed
+    /// (`inet_pton_with_scope`), and says so.
     ///
     /// # Safety
     ///
-    /// The port is valid, and locked.
+    /// The port is valid.
     unsafe fn read(nport: &Arc<Nport>) -> Result<Self> {
         let (raw, mut ip, mut num, mut scope) = (nport.raw.as_ptr(), [0; 16], 0, 0);
-        // SAFETY: The port is valid, and locked, as the caller promises, and there is room for what
-        // is returned.
-        let (is_v6, config) = unsafe {
+        // SAFETY: The port is valid, as the caller promises, and there is room for what is
+        // returned.
+        let is_v6 = unsafe {
             let (num, scope) = (&raw mut num, &raw mut scope);
-            let is_v6 = bindings::nvmet_helper_port_addr(raw, ip.as_mut_ptr(), num, scope);
-            (is_v6, &*raw)
+            bindings::nvmet_helper_port_addr(raw, ip.as_mut_ptr(), num, scope)
         };
-        to_result(is_v6).inspect_err(|_| pr_err!("malformed ip/port of a port\n"))?;
+        to_result(is_v6)?;
+        // SAFETY: The port is valid, as the caller promises. nvmet may write the fields meanwhile,
+        // so the reads are volatile.
+        let (id, inline_data_size, max_queue_size) = unsafe {
+            (
+                (&raw const (*raw).disc_addr.portid).read_volatile(),
+                (&raw const (*raw).inline_data_size).read_volatile(),
+                (&raw const (*raw).max_queue_size).read_volatile(),
+            )
+        };
         let [a, b, c, d, ..] = ip;
         let given = |size: c_int| u16::try_from(size.clamp(-1, u16::MAX.into())).ok();
         Ok(Self {
             nport: nport.clone(),
-            id: u16::from_le(config.disc_addr.portid),
+            id: u16::from_le(id),
             addr: match is_v6 {
                 0 => SocketAddr::new([a, b, c, d].into(), num),
                 _ => net::SocketAddrV6::new(ip.into(), num, 0, scope).into(),
             },
-            inline_data_size: given(config.inline_data_size),
-            max_queue_size: given(config.max_queue_size),
+            inline_data_size: given(inline_data_size),
+            max_queue_size: given(max_queue_size),
         })
     }
 }
@@ -778,8 +788,9 @@ impl Request {
     }
 
     fn shared(&self) -> &Inner {
-        // SAFETY: By the type invariant nobody uses the box but through this, which is borrowed:
-        // were it given to nvmet, its response could not be reached.
+        // SAFETY: By the type invariant nobody uses the box but through this, which is borrowed, or
+        // nvmet has the request, and has called `disc_traddr`, which lends the response meanwhile.
+        // Then C writes to `req` only, which is opaque.
         unsafe { self.0.as_ref() }
     }
 
@@ -991,7 +1002,7 @@ impl Inner {
         let (cqe, req) = (lend(&mut self.cqe).0, self.req.get());
         // SAFETY: Nobody else uses the request.
         unsafe { ((*req).cmd, (*req).cqe, (*req).port) = (cmd.cast(), cqe.cast(), port.as_ptr()) };
-        size >= COMMAND
+        size.min(len) >= COMMAND
     }
 
     /// Notes that the command is to connect a queue; `false` if another one is about to.
