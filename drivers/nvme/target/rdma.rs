@@ -671,8 +671,10 @@ impl Queue {
             .rw_contexts(sizes.rw_contexts, 1)
             .events(Arc::new(QpEvents(id.clone()), GFP_KERNEL)?)
             .create_for(id, cx)?;
-        // As many as there are commands, and responses that are being sent.
-        let count = req.recv_queue_size().saturating_add(req.send_queue_size());
+        // As many as there are commands, and responses that are being sent: the host may have got
+        // more of these than are acknowledged.
+        let sent = req.send_queue_size().max(AQ_DEPTH);
+        let count = req.recv_queue_size().saturating_add(sent);
         let responses = Requests::new(&qp, count.into(), |_| Response::alloc(pd, cx), cx)?;
         let recvs = req.recv_queue_size().into();
         let mut commands = match &srq {
