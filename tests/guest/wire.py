@@ -85,8 +85,9 @@ def received():
     names = {"duplicate_request": "duplicates", "out_of_seq_request": "gaps", "send_rnr_err": "rnr",
              "completer_retry_err": "retries"}
     said = dict.fromkeys(names.values(), 0)
-    for row in json.loads(sh("rdma", "-j", "statistic", "show").stdout):
-        if row["ifname"] in ENDS:
+    for device in ENDS:
+        # One by one: of all devices nothing is shown if one of them, as siw, has no counters.
+        for row in json.loads(sh("rdma", "-j", "statistic", "show", "link", f"{device}/1").stdout):
             for key, name in names.items():
                 said[name] += row.get(key, 0)
     return said
