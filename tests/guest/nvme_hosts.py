@@ -301,6 +301,28 @@ def much(ground, peer):
     return said
 
 
+@against("keyed: 127 READs of 1 MiB at once, and room for one", known="memory for commands that wait", size=1 << 25)
+def waiting(ground, peer):
+    """With an hrqsize of 1 the send queue has places for one such transfer."""
+    host = Host(peer, ground.target)
+    host.start()
+    queue = host.io(depth=128, private=wire.request(1, depth=128, hrqsize=1))
+    data, cids, most = peer.buffer(1 << 20), [], 127
+    key, before, least = data.register(), ground.free(), 1 << 60
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not queue.closed and len(queue.replies) < most:
+        if len(cids) < most:
+            cids.append(queue.read(PLACE, data, key))
+        least = min(least, ground.free())
+        queue.poll(0 if len(cids) < most else 5)
+    statuses = sorted({queue.replies[c].status for c in cids if c in queue.replies})
+    held = before - least
+    said = f"{len(queue.replies)} replies, statuses {[hex(s) for s in statuses]}, {queue.closed or 'connection stays'}"
+    if held > 1 << 26:
+        raise Defect(f"it has taken {held >> 20} MiB; {said}")
+    return said
+
+
 @against("keyed: a transfer larger than its send queue", known="a queue that is never released", size=1 << 25)
 def never_fits(ground, peer):
     host = Host(peer, ground.target)
