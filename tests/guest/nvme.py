@@ -397,8 +397,16 @@ class Controller:
         """The block device of a namespace, once it can be read."""
         def ready():
             found = self.find(nsid)
-            return found if found and found.exists() and int(
-                Path("/sys/block", found.name, "size").read_text(encoding="ascii")) else None
+            if not found or not int(Path("/sys/block", found.name, "size").read_text(encoding="ascii")):
+                return None
+            try:
+                # udev makes the node before the disk is added.
+                with open(found, "rb"):
+                    return found
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ENXIO):
+                    return None
+                raise
         return until(ready, f"no block device for namespace {nsid} of {self.target.nqn}")
 
 
