@@ -2,14 +2,23 @@
 
 //! Contexts of QPs, which handlers of their completions borrow.
 
-use crate::fixture::{
-    wait,
-    Counter,
-    Null,
-    NullEnv,
-    OnDone,
-    Polled,
-    CAPS, //
+use crate::{
+    check::{
+        expect,
+        OVERRUN, //
+    },
+    fixture::{
+        to_init,
+        wait,
+        CountDrop,
+        Counter,
+        Null,
+        NullEnv,
+        OnDone,
+        Polled,
+        RecvListGuard,
+        CAPS, //
+    }, //
 };
 use kernel::prelude::*;
 use rdma::{
@@ -19,10 +28,13 @@ use rdma::{
     },
     prelude::*,
     qp::{
+        InitAttr,
         QpContext,
         State, //
     }, //
 };
+use rdma_bindings as bindings;
+use rdma_null::Injection;
 
 /// A number, as one type.
 struct One(u32);
@@ -130,6 +142,137 @@ fn cleared_in_handler<T: Send + Sync + 'static>(
         }
     })?;
     wait(|| cleared.get() == 1 && null.cq.free_entries() > free)
+}
+
+/// A connection that ends although its QP is not drained: the context owns it.
+struct Ending<C: PollContext> {
+    qp: Qp<C>,
+    _gone: CountDrop,
+}
+
+/// A request whose handler finds no context.
+#[derive(HasCqe)]
+struct Posted<C: PollContext> {
+    cqe: Cqe<Self>,
+    alone: Arc<Counter>,
+    _context: core::marker::PhantomData<fn() -> C>,
+}
+
+impl<C: PollContext> CqeHandler for Posted<C> {
+    type Pointer = Taken<Self>;
+    type Needs = QpContext<Ending<C>>;
+
+    fn done(this: Taken<Self>, wc: &Wc, cx: &Self::Needs) {
+        if cx.get().is_none() && wc.result().is_err() {
+            this.alone.up();
+        }
+    }
+}
+
+/// Ends a connection whose device completes none of `posts` requests, and neither marker.
+fn ends<C>(null: NullEnv, qp: Qp<C>, posts: usize) -> Result
+where
+    C: CorePolled + Polled + Provides<QpContext<Ending<C>>>,
+{
+    let NullEnv { env, dev } = null;
+    let (gone, alone, cx) = (Counter::new()?, Counter::new()?, &env.cx);
+    let conn = Ending {
+        qp,
+        _gone: CountDrop(gone.clone()),
+    };
+    let conn = Arc::new(conn, GFP_KERNEL)?;
+    conn.qp.set_context(conn.clone(), cx)?;
+    let make = |_| {
+        Ok(Posted {
+            cqe: Cqe::new(),
+            alone: alone.clone(),
+            _context: core::marker::PhantomData,
+        })
+    };
+    let mut requests = Requests::new(&conn.qp, posts.max(1), make, cx)?;
+    dev.inject_qp(conn.qp.num(), Injection::Hold { count: u32::MAX })?;
+    for request in requests.idle().take(posts) {
+        conn.qp.post_send(request, |_| Ok(SendWr::send([])))?;
+    }
+    expect(1, OVERRUN);
+    dev.inject(Injection::Event {
+        event: bindings::ib_event_type_IB_EVENT_CQ_ERR,
+    })?;
+    check_err!(conn.qp.drain(cx), EOVERFLOW);
+    check_err!(conn.qp.clear_context(cx), EOVERFLOW);
+    conn.qp.release_context(cx)?;
+    check_eq!(gone.get(), 0);
+    drop(conn);
+    check_eq!(gone.get(), 1);
+    wait(|| alone.get() == posts as i32)?;
+    check_eq!(requests.idle().count(), posts.max(1));
+    drop((requests, env));
+    dev.begin_removal()?;
+    wait(|| dev.is_removed())
+}
+
+fn ends_with_its_sends<C>() -> Result
+where
+    C: CorePolled + Polled + Provides<QpContext<Ending<C>>>,
+{
+    let null = NullEnv::new()?;
+    let qp = null.env.raw_qp(&null.env.cq::<C>(32)?, &CAPS)?;
+    null.dev
+        .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
+    ends(null, qp, 4)
+}
+
+/// Gives a context up in a handler that borrows it.
+fn release_in_handler() -> Result {
+    let null = Null::<Workqueue>::new()?;
+    let qp = Arc::new(null.a, GFP_KERNEL)?;
+    qp.set_context(Arc::new(One(0), GFP_KERNEL)?, &null.env.cx)?;
+    let (refused, own) = (Counter::new()?, qp.clone());
+    let count = refused.clone();
+    let handler = OnDone::<Sleepable, _>::new(move |_, cx| {
+        if own.release_context(cx) == Err(EDEADLK) {
+            count.up();
+        }
+    })?;
+    qp.post_recv(handler, |_| Ok(RecvWr::new([])))?;
+    qp.drain(&null.env.cx)?;
+    check_eq!(refused.get(), 1);
+    qp.release_context(&null.env.cx)
+}
+
+/// Releases a context while a handler borrows it, which goes on when nobody finds it any more.
+fn released_in_handler() -> Result {
+    let null = Null::<Workqueue>::new()?;
+    let (cx, gone) = (&null.env.cx, Counter::new()?);
+    let (begun, alive, ended) = (Counter::new()?, Counter::new()?, Counter::new()?);
+    let qp = Arc::new(null.a, GFP_KERNEL)?;
+    let context = || -> Result<_> { Ok(Arc::new(Dropped(gone.clone()), GFP_KERNEL)?) };
+    qp.set_context(context()?, cx)?;
+    let (begins, lives, own, other) = (begun.clone(), alive.clone(), qp.clone(), context()?);
+    let handler = OnDone::<QpContext<Dropped, Sleepable>, _>::new(move |_, cx| {
+        let found = cx.get();
+        begins.up();
+        // It is busy as long as the context is, which is being taken.
+        let taking = wait(|| own.set_context(other.clone(), cx) == Err(EBUSY) && begins.get() == 2);
+        kernel::time::delay::fsleep(kernel::time::Delta::from_millis(20));
+        if taking.is_ok() && found.is_some_and(|it| it.0.get() == 0) {
+            lives.up();
+        }
+    })?;
+    qp.post_recv(handler, |_| Ok(RecvWr::new([])))?;
+    let sent = OnDone::<context::Atomic, _>::new(|_, _| {})?;
+    null.b.post_send(sent, |_| Ok(SendWr::send([])))?;
+    wait(|| begun.get() == 1)?;
+    let (ends, begins) = (ended.clone(), begun.clone());
+    null.env.client.spawn(GFP_KERNEL, move |cx| {
+        begins.up();
+        if qp.release_context(cx).is_ok() {
+            ends.up();
+        }
+    })?;
+    wait(|| ended.get() == 1)?;
+    check_eq!(alive.get(), 1);
+    wait(|| gone.get() == 2)
 }
 
 #[kunit_tests(rdma_null_context)]
@@ -266,6 +409,38 @@ mod tests {
         );
         check_eq!(found::<One, _>(&a, &b)?, None);
         Ok(())
+    }
+
+    #[test]
+    fn released_with_its_sends_softirq() -> Result {
+        ends_with_its_sends::<Softirq>()
+    }
+
+    #[test]
+    fn released_with_its_sends_workqueue() -> Result {
+        ends_with_its_sends::<Workqueue>()
+    }
+
+    /// Of a connection that was never made.
+    #[test]
+    fn released_in_init_on_an_srq() -> Result {
+        let (null, recv_list) = (NullEnv::new()?, RecvListGuard::new(false)?);
+        let env = &null.env;
+        let (srq, cq) = (env.srq(4, &recv_list)?, env.cq::<Workqueue>(32)?);
+        let qp = InitAttr::on_srq(&env.pd, &cq, &srq, &CAPS).create(&env.cx)?;
+        qp.modify(to_init(), &env.cx)?;
+        drop((srq, cq));
+        ends(null, qp, 0)
+    }
+
+    #[test]
+    fn own_handler_does_not_release() -> Result {
+        release_in_handler()
+    }
+
+    #[test]
+    fn release_waits_for_handlers() -> Result {
+        released_in_handler()
     }
 
     /// The token is that of the context that it is made of.

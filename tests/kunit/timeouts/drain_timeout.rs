@@ -4,6 +4,7 @@
 
 use super::timed;
 use crate::fixture::{
+    to_init,
     wait,
     CountDrop,
     Counted,
@@ -11,7 +12,8 @@ use crate::fixture::{
     Inbox,
     Null,
     NullEnv,
-    OnDone, //
+    OnDone,
+    RecvListGuard, //
 };
 use kernel::{
     prelude::*,
@@ -22,7 +24,10 @@ use kernel::{
 };
 use rdma::{
     prelude::*,
-    qp::Chain, //
+    qp::{
+        Chain,
+        InitAttr, //
+    }, //
 };
 use rdma_null::Injection;
 
@@ -49,6 +54,17 @@ fn slow(
         begins.up();
         fsleep(Delta::from_secs(secs));
     })
+}
+
+/// Waits longer than a drain does.
+fn wait_long(condition: impl Fn() -> bool) -> Result {
+    for _ in 0..100 {
+        if condition() {
+            return Ok(());
+        }
+        fsleep(Delta::from_secs(1));
+    }
+    Err(ETIMEDOUT)
 }
 
 #[kunit_tests(rdma_drain_timeout)]
@@ -238,6 +254,41 @@ mod tests {
         drop(conn);
         check_eq!(gone.get(), 1);
         wait(|| null.dev.objects()[1] == 0)
+    }
+
+    /// A connection on an SRQ that was never made, and whose device says nothing: its owner waits a
+    /// minute for the drain, and the QP another one.
+    #[test]
+    fn connection_ends_without_its_device() -> Result {
+        struct Conn {
+            qp: Qp<Workqueue>,
+            _life: CountDrop,
+        }
+
+        let (null, recv_list) = (NullEnv::new()?, RecvListGuard::new(false)?);
+        let (gone, env, cx) = (Counter::new()?, &null.env, &null.env.cx);
+        let (srq, cq) = (env.srq(4, &recv_list)?, env.cq::<Workqueue>(32)?);
+        let conn = Conn {
+            qp: InitAttr::on_srq(&env.pd, &cq, &srq, &Caps::new(8, 0)).create(cx)?,
+            _life: CountDrop(gone.clone()),
+        };
+        let conn = Arc::new(conn, GFP_KERNEL)?;
+        conn.qp.modify(to_init(), cx)?;
+        conn.qp.set_context(conn.clone(), cx)?;
+        null.dev
+            .inject_qp(conn.qp.num(), Injection::Hold { count: ALL })?;
+        let (ms, drained) = timed(|| conn.qp.drain(cx));
+        check_err!(drained, ETIMEDOUT);
+        check!((60_000..61_000).contains(&ms));
+        let (ms, released) = timed(|| conn.qp.release_context(cx));
+        released?;
+        check!(ms < 1_000);
+        drop(conn);
+        check_eq!(gone.get(), 1);
+        let (ms, ended) = timed(|| wait_long(|| null.dev.objects()[1] == 0));
+        ended?;
+        check!((59_000..70_000).contains(&ms));
+        Ok(())
     }
 
     /// Neither empties it.

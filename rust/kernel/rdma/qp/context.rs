@@ -153,7 +153,7 @@ impl<T: 'static, C: Context> Context for QpContext<T, C> {
             unsafe { super::private(wc.0.qp) }.user_context.get()
         };
         // INVARIANT: The QP has a reference to the context. It is dropped after the QP, or by
-        // `UserContext::clear`, after a drain that waits for this handler.
+        // `UserContext::clear`, which waits for this handler.
         Self { context, token }
     }
 }
@@ -194,7 +194,44 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// handlers do not find it any more, and this may be called again.
     pub fn clear_context(&self, cx: &Sleepable) -> Result {
         let inner = &self.any.inner;
-        inner.context.user_context.clear(inner, cx)
+        inner.context.user_context.clear(|| {
+            // A full send queue has no more completions, and receives are flushed there too.
+            inner.drain(super::drain::Drain::Posted, cx)?;
+            inner.end_lost_receives(cx)
+        })
+    }
+
+    /// Takes the context from the QP without a drain, and drops the reference when no handler
+    /// borrows it any more: for a QP that cannot be drained, as its device has lost completions,
+    /// and that its context keeps. Does nothing if the QP has no context, or while another thread
+    /// does this.
+    ///
+    /// What is posted stays there, and its handlers find no context. It comes back at the end of
+    /// the QP, which takes what a device does not complete from it by a reset, a minute after the
+    /// last handle is gone. So what is posted must not keep the QP either.
+    ///
+    /// Fails with `EDEADLK` in a handler of the QP's CQs; with `ETIMEDOUT` after a minute, or
+    /// `EOVERFLOW` at once if a CQ has lost completions, as where a handler has not returned: the
+    /// reference is kept then, handlers do not find it any more, and this may be called again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::prelude::*;
+    /// struct Conn {
+    ///     qp: Qp<Workqueue>,
+    /// }
+    ///
+    /// /// Ends a connection, which its QP keeps as its context.
+    /// fn end(conn: &Conn, cx: &Sleepable) -> Result {
+    ///     let cleared = conn.qp.drain(cx).and_then(|()| conn.qp.clear_context(cx));
+    ///     cleared.or_else(|_| conn.qp.release_context(cx))
+    /// }
+    /// ```
+    pub fn release_context(&self, cx: &Sleepable) -> Result {
+        let inner = &self.any.inner;
+        let wait = || inner.handlers_returned(cx);
+        inner.context.user_context.clear(wait)
     }
 }
 
@@ -210,8 +247,8 @@ struct Owner {
 /// # Invariants
 ///
 /// If `of` is not 0, it is the address of a type, and `value` is a valid one of that type, from
-/// [`Arc::as_ptr`], which stays valid after `of` was changed until a drain has waited for the
-/// handlers.
+/// [`Arc::as_ptr`], which stays valid after `of` was changed until the handlers that had begun have
+/// returned.
 #[pin_data]
 pub(super) struct UserContext {
     of: AtomicUsize,
@@ -261,8 +298,8 @@ impl UserContext {
         Ok(())
     }
 
-    /// Removes the context, and drops it after a drain of the QP, which waits for the handlers.
-    fn clear(&self, qp: &super::Inner, cx: &Sleepable) -> Result {
+    /// Removes the context, and drops it if `wait`, which waits for the handlers, succeeds.
+    fn clear(&self, wait: impl FnOnce() -> Result) -> Result {
         let context = {
             let mut owner = self.owner.lock();
             let Some(context) = owner.context.take() else {
@@ -274,12 +311,10 @@ impl UserContext {
         // A handler that has found the context began before the drain's marker was posted to its
         // queue, or before the poller idled: what comes later is handled after this was stored.
         self.of.store(0, Ordering::Release);
-        // A full send queue has no more completions, and receives are flushed there too.
-        let drained = qp.drain(super::drain::Drain::Posted, cx);
-        let drained = drained.and_then(|_| qp.end_lost_receives(cx));
+        let waited = wait();
         let mut owner = self.owner.lock();
         owner.clearing = false;
-        if let Err(e) = drained {
+        if let Err(e) = waited {
             owner.context = Some(context);
             return Err(e);
         }

@@ -606,6 +606,19 @@ impl Inner {
         settled
     }
 
+    /// Waits until the handlers that had begun have returned, whatever is posted. Fails with
+    /// `EDEADLK` in one of them, and as a drain whose time is over.
+    pub(super) fn handlers_returned(&self, cx: &Sleepable) -> Result {
+        if self.is_polled_by_current() {
+            return Err(EDEADLK);
+        }
+        let waited = Waited::new();
+        let wait = Wait::new(self, Drain::Posted, &waited, cx);
+        // No driver is waited for.
+        wait.helped.set(true);
+        wait.polled()
+    }
+
     /// Reports what a drain, or the end of the QP, has waited for since so many seconds.
     #[cold]
     #[inline(never)]
