@@ -4,6 +4,7 @@
 
 #include "helpers.h"
 
+#include <kunit/static_stub.h>
 #include <linux/export.h>
 #include <linux/inetdevice.h>
 #include <linux/irq_poll.h>
@@ -77,10 +78,19 @@ EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_sgtable_for_cpu);
 void rdma_helper_dma_sync_sgtable_for_device(struct ib_device *dev, struct sg_table *sgt,
 					     enum dma_data_direction dir)
 {
+	KUNIT_STATIC_STUB_REDIRECT(rdma_helper_dma_sync_sgtable_for_device, dev, sgt, dir);
 	if (!ib_uses_virt_dma(dev))
 		dma_sync_sgtable_for_device(dev->dma_device, sgt, dir);
 }
 EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_sgtable_for_device);
+
+/* Whether the device may not see what is written to memory after that was mapped. */
+bool rdma_helper_dma_need_sync(struct ib_device *dev)
+{
+	KUNIT_STATIC_STUB_REDIRECT(rdma_helper_dma_need_sync, dev);
+	return !ib_uses_virt_dma(dev) && dma_dev_need_sync(dev->dma_device);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_dma_need_sync);
 
 /* Lists the pages of memory of any kind that the kernel has an address of. */
 int rdma_helper_sg_of_bytes(struct sg_table *sgt, const void *bytes, size_t len)

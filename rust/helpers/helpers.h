@@ -24,6 +24,7 @@ void rdma_helper_dma_sync_sgtable_for_cpu(struct ib_device *dev, struct sg_table
 					  enum dma_data_direction dir);
 void rdma_helper_dma_sync_sgtable_for_device(struct ib_device *dev, struct sg_table *sgt,
 					     enum dma_data_direction dir);
+bool rdma_helper_dma_need_sync(struct ib_device *dev);
 int rdma_helper_sg_of_bytes(struct sg_table *sgt, const void *bytes, size_t len);
 void *rdma_helper_page_address(struct page *page);
 bool rdma_helper_may_sleep(void);

@@ -143,6 +143,25 @@ impl Test {
     }
 }
 
+extern "C" {
+    /// Has devices not see what is written to memory after it was mapped, for the case that runs.
+    /// Defined in `bounce.c`.
+    fn rdma_kunit_bounce();
+    /// How many bytes were synchronised for them.
+    #[link_name = "rdma_kunit_synced"]
+    static mut SYNCED: u32;
+}
+
+fn bounce() {
+    // SAFETY: This is the thread of a case.
+    unsafe { rdma_kunit_bounce() };
+}
+
+fn synced() -> u32 {
+    // SAFETY: The thread of the case, which calls this, is the only one that writes it.
+    unsafe { (&raw const SYNCED).read() }
+}
+
 #[kunit_tests(rdma_null_rw_fill)]
 mod tests {
     use super::*;
@@ -272,6 +291,64 @@ mod tests {
         fourth.destroy(cx)?;
         check_eq!(transfer.data.len(), 1);
         second.destroy(cx)
+    }
+
+    /// Who has the memory may fill it between the two, as nvmet does.
+    #[test]
+    fn prepared_write_is_synchronised_when_it_is_posted() -> Result {
+        const LEN: u32 = PAGE_SIZE as u32 + 9;
+        let test = Test::new()?;
+        let (cx, qp, other, mut transfer) = (test.cx(), test.qp()?, test.qp()?, test.transfer()?);
+        transfer.data.fill(test.list(LEN as usize)?)?;
+        bounce();
+        transfer.prepare(&qp, cx)?;
+        check_err!(transfer.prepare(&qp, cx), EBUSY);
+        let Err(e) = other.post_rw(transfer, |x| Ok(Rw::prepared(&x.data))) else {
+            return Err(fail("it was posted"));
+        };
+        check_eq!((e.error(), synced()), (EINVAL, 0));
+        transfer = test.run(&qp, e.owner.ok_or(EINVAL)?)?;
+        check_eq!(synced(), LEN);
+        // A part, which only that is synchronised of.
+        qp.prepare_rw(Rw::write(&transfer.data, 3..8, NOWHERE, cx))?;
+        transfer = test.run(&qp, transfer)?;
+        check_eq!(synced(), LEN + 5);
+        // What is mapped as it is posted has been written before.
+        qp.post_rw(transfer, |x| Ok(Rw::write(&x.data, .., NOWHERE, cx)))?;
+        transfer = test.back()?;
+        check_eq!(synced(), LEN + 5);
+        // One that is taken back.
+        transfer.prepare(&qp, cx)?;
+        check!(transfer.data.take().is_some());
+        check_eq!((synced(), test.times.get()), (LEN + 5, 3));
+        // And one at the end of its QP.
+        transfer.data.fill(test.list(9)?)?;
+        transfer.prepare(&other, cx)?;
+        other.destroy(cx)?;
+        transfer.prepare(&qp, cx)?;
+        transfer = test.run(&qp, transfer)?;
+        check_eq!((synced(), transfer.data.len()), (LEN + 14, 9));
+        Ok(())
+    }
+
+    /// The device writes that memory.
+    #[test]
+    fn prepared_read_is_not_synchronised() -> Result {
+        let test = Test::new()?;
+        let (cx, qp) = (test.cx(), test.qp()?);
+        let back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
+        let plain = Plain {
+            cqe: Cqe::new(),
+            data: Ctx::alloc(PAGE_SIZE, cx)?,
+            back: back.clone(),
+        };
+        let plain = KBox::pin(plain, GFP_KERNEL)?;
+        bounce();
+        qp.prepare_rw(Rw::read(&plain.data, .., NOWHERE, cx))?;
+        qp.post_rw(plain, |x| Ok(Rw::prepared(&x.data)))?;
+        wait(|| back.lock().take().is_some())?;
+        check_eq!(synced(), 0);
+        Ok(())
     }
 
     /// The view has taken the context out of the list of its QP.

@@ -107,6 +107,32 @@ fn prepared_transfer_is_posted_once() {
     });
 }
 
+/// One that is to be synchronised is found as such only, and by the address of its QP.
+#[test]
+fn stale_transfer_is_posted_once() {
+    const STALE: usize = RwState::PREPARED | RwState::STALE;
+    loom::model(|| {
+        let ctx = Ctx::new();
+        ctx.state.claim(RwState::IDLE, QP).unwrap();
+        ctx.touch();
+        ctx.state.set(QP | STALE);
+        let posters = [0, 1].map(|_| {
+            let ctx = ctx.clone();
+            thread::spawn(move || {
+                let claimed = ctx.state.claim(QP | RwState::PREPARED, QP);
+                let state = claimed.unwrap_err();
+                assert!(RwState::is_claimed(state) != (state == QP | STALE));
+                ctx.state.claim(QP | STALE, QP).is_ok().then(|| ctx.touch())
+            })
+        });
+        let posted = posters.map(|poster| poster.join().unwrap());
+        assert_eq!(posted.iter().flatten().count(), 1);
+        assert_eq!(ctx.state.any_qp(), QP);
+        ctx.state.set(QP | STALE);
+        assert!(ctx.state.is_prepared() && ctx.state.any_qp() == QP);
+    });
+}
+
 #[test]
 fn lost_memory_is_not_transferred() {
     loom::model(|| {

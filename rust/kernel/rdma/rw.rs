@@ -702,6 +702,35 @@ impl RawCtx {
         unsafe { self.map(qp, port, remote, dir) }
     }
 
+    /// Claims a prepared transfer of this state, if it is one for the QP whose memory the device may
+    /// not see as it is now: who has it may have been filled since. Fails with the error of a post
+    /// if it is not.
+    ///
+    /// # Safety
+    ///
+    /// `qp` is valid.
+    #[cold]
+    #[inline(never)]
+    unsafe fn claim_stale(&self, qp: NonNull<bindings::ib_qp>, state: usize) -> Result {
+        let at = qp.as_ptr() as usize;
+        let stale = at | RwState::PREPARED | RwState::STALE;
+        // INVARIANT: If it is prepared, the caller has this for itself from here on.
+        let claimed = match state == stale {
+            true => self.state.claim(stale, at),
+            false => Err(state),
+        };
+        match claimed {
+            Ok(_) => {
+                // SAFETY: This was just claimed, so nothing else uses `inner`. The transfer was
+                // mapped for the device of this QP, which is valid, as the caller promises.
+                unsafe { (*self.inner.get()).mapping(qp) }.sync_for_device();
+                Ok(())
+            }
+            Err(state) if RwState::is_claimed(state) => Err(EBUSY),
+            Err(_) => Err(EINVAL),
+        }
+    }
+
     /// Notes the owner before the transfer is mapped, so that it is not kept in registers.
     ///
     /// # Safety
@@ -1106,8 +1135,8 @@ unsafe fn begin(
         // INVARIANT: If it is prepared, the caller has this for itself from here on.
         None => match this.state.claim(at | RwState::PREPARED, at) {
             Ok(_) => Ok(()),
-            Err(state) if RwState::is_claimed(state) => Err(EBUSY),
-            Err(_) => Err(EINVAL),
+            // SAFETY: `qp` is valid, as the caller promises.
+            Err(state) => unsafe { this.claim_stale(qp, state) },
         },
     };
     claimed.map_err(|error| (error, Some(0)))?;
@@ -1118,8 +1147,17 @@ unsafe fn begin(
             unsafe { this.finish(true) };
             return Err((error, Some(0)));
         }
+        // SAFETY: The QP and its device are valid, as the caller promises. The claim keeps all others
+        // from `inner`.
+        let stale = match unsafe { (*this.inner.get()).dir } {
+            // SAFETY: As above.
+            WRITE if unsafe { bindings::rdma_helper_dma_need_sync(qp.as_ref().device) } => {
+                RwState::STALE
+            }
+            _ => 0,
+        };
         // INVARIANT: The transfer is mapped, and the context in the list of its QP.
-        this.state.set(at | RwState::PREPARED);
+        this.state.set(at | RwState::PREPARED | stale);
         return Ok(());
     };
     // SAFETY: The context was claimed above, which keeps all others from it, and the transfer is
@@ -1169,7 +1207,8 @@ unsafe fn distance(
 
 impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Maps the memory of a [`Ctx`] for a transfer and makes its requests (`rdma_rw_ctx_init`), so
-    /// that it can be posted where one cannot sleep.
+    /// that it can be posted where one cannot sleep. What is written to the memory before it is
+    /// posted is transferred, also by a device for which that is to be synchronised.
     ///
     /// When the last handle of the QP is gone, a transfer that was not posted is taken back, as by
     /// [`Ctx::cancel`], wherever its context is: that does not keep the QP. Only a view of

@@ -109,7 +109,8 @@ impl Users {
 ///
 /// [`RwState::IDLE`] if it is not claimed, or [`RwState::LARGE`] if each transfer of its memory has
 /// to be looked at; [`RwState::EMPTY`] if it has no memory; the address of the QP while a transfer
-/// has it, with [`RwState::PREPARED`] while one is only prepared.
+/// has it, with [`RwState::PREPARED`] while one is only prepared, and with [`RwState::STALE`] then if
+/// the memory is to be synchronised before that is posted.
 pub(crate) struct RwState(AtomicUsize);
 
 impl RwState {
@@ -117,6 +118,7 @@ impl RwState {
     pub(crate) const PREPARED: usize = 1;
     pub(crate) const EMPTY: usize = 2;
     pub(crate) const LARGE: usize = 4;
+    pub(crate) const STALE: usize = 4;
     /// The state of no context.
     pub(crate) const NEVER: usize = usize::MAX;
 
@@ -166,7 +168,7 @@ impl RwState {
     pub(crate) fn any_qp(&self) -> usize {
         match self.qp() {
             Self::EMPTY | Self::LARGE => 0,
-            state => state & !Self::PREPARED,
+            state => state & !(Self::PREPARED | Self::STALE),
         }
     }
 }
