@@ -256,9 +256,12 @@ impl cm::Accept for Instance {
         let _ = again.inspect_err(|e| self.no_listener(*e));
     }
 
-    /// The device that the server listened on is gone.
+    /// The device that a listener was on is gone. The server may have another one since, or none.
     fn stopped(self: ArcBorrow<'_, Self>) {
-        self.no_listener(ENODEV);
+        let listener = self.listener.lock();
+        if listener.as_ref().is_some_and(cm::Listener::has_stopped) {
+            self.no_listener(ENODEV);
+        }
     }
 }
 

@@ -78,6 +78,24 @@ impl cm::Accept for Ear {
     }
 }
 
+/// Listens in one place after the other, as after a change of the address.
+#[pin_data]
+struct Moving {
+    #[pin]
+    listener: Mutex<Option<cm::Listener>>,
+    stopped: Arc<Counter>,
+}
+
+impl cm::Accept for Moving {
+    fn request(self: ArcBorrow<'_, Self>, _request: cm::Request<'_>, _cx: &Sleepable) {}
+
+    fn stopped(self: ArcBorrow<'_, Self>) {
+        let gone = self.listener.lock().take_if(|it| it.has_stopped());
+        drop(gone);
+        self.stopped.up();
+    }
+}
+
 /// Has much to do when it is told that nothing is heard any more: it waits until so many threads
 /// know that the device goes.
 struct Busy {
@@ -277,6 +295,35 @@ mod tests {
         link.unplug()?;
         wait(|| done.get() == 1)?;
         drop((listener, mads, env));
+        Ok(())
+    }
+
+    /// The word of a listener that goes comes when there is another one.
+    #[test]
+    fn of_a_listener_that_was_replaced() -> Result {
+        let (unplugged, stays) = (OwnLink::new(), Env::new()?);
+        let (env, stopped) = (unplugged.env()?, Counter::new()?);
+        let counts = stopped.clone();
+        let moving = pin_init!(Moving {
+            listener <- new_mutex!(None),
+            stopped: counts,
+        });
+        let moving = Arc::pin_init(moving, GFP_KERNEL)?;
+        let listen =
+            |env: &Env| cm::Listener::new(&env.client, env.addr(), 1, moving.clone(), &env.cx);
+        let (old, new) = (listen(&env)?, listen(&stays)?);
+        *moving.listener.lock() = Some(new);
+        check!(!old.has_stopped());
+        unplugged.unplug()?;
+        drop(env);
+        wait(|| stopped.get() == 1)?;
+        check!(old.has_stopped());
+        let new = moving.listener.lock().take();
+        check!(new.is_some_and(|it| !it.has_stopped()));
+        // What the handler has of its own goes when it was told.
+        *moving.listener.lock() = Some(old);
+        cm::Accept::stopped(moving.as_arc_borrow());
+        check!(moving.listener.lock().is_none());
         Ok(())
     }
 

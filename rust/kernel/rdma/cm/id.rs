@@ -884,6 +884,8 @@ pub trait Accept: Send + Sync + 'static {
     fn addr_changed(self: ArcBorrow<'_, Self>) {}
 
     /// The device that the listener was bound to, if it was to one, goes, and the listener with it.
+    /// There may be another one since, as after [`Accept::addr_changed`]: see
+    /// [`Listener::has_stopped`].
     fn stopped(self: ArcBorrow<'_, Self>) {}
 }
 
@@ -914,6 +916,8 @@ struct Listening {
     #[pin]
     unconfirmed: sync::Mutex<KVec<Arc<Pending<RdmaCm>>>>,
     backlog: usize,
+    /// Set before [`Accept::stopped`] is called.
+    has_stopped: atomic::Atomic<bool>,
     #[pin]
     stop: workqueue::Work<Self>,
     // Dropped last: the client may be gone after that.
@@ -929,6 +933,7 @@ impl workqueue::WorkItem for Listening {
 
     fn run(this: Arc<Self>) {
         this.destroy();
+        this.has_stopped.store(true, atomic::Relaxed);
         this.accept.as_arc_borrow().stopped();
     }
 }
@@ -1128,6 +1133,7 @@ impl Listener {
                 client: client.clone(),
                 unconfirmed <- kernel::new_mutex!(KVec::new()),
                 backlog: backlog.max(1) as usize,
+                has_stopped: atomic::Atomic::new(false),
                 stop <- kernel::new_work!("rdma::cm::Listener::stop"),
                 object,
             }),
@@ -1158,6 +1164,32 @@ impl Listener {
         }
         drop(locked);
         Ok(this)
+    }
+
+    /// Returns whether the listener has stopped as its device goes, of which [`Accept::stopped`] is
+    /// told next: that one of several is it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::prelude::*;
+    /// struct Port {
+    ///     listener: Pin<KBox<Mutex<Option<cm::Listener>>>>,
+    /// }
+    /// # use kernel::sync::Mutex;
+    ///
+    /// impl cm::Accept for Port {
+    ///     fn request(self: ArcBorrow<'_, Self>, _request: cm::Request<'_>, _cx: &Sleepable) {}
+    ///
+    ///     fn stopped(self: ArcBorrow<'_, Self>) {
+    ///         // Another one may be there already, on another device.
+    ///         let gone = self.listener.lock().take_if(|it| it.has_stopped());
+    ///         drop(gone);
+    ///     }
+    /// }
+    /// ```
+    pub fn has_stopped(&self) -> bool {
+        self.state.0.has_stopped.load(atomic::Relaxed)
     }
 
     /// Stops listening and waits for that, so that the address is free. Fails with `EDEADLK` in a
