@@ -611,6 +611,12 @@ impl Sq {
         self.0.destroy();
     }
 
+    /// Returns what does as [`Sq::destroy`], for one who gives this up before.
+    pub(crate) fn destroyer(&self) -> impl FnOnce(&Sleepable) {
+        let inner = self.0.clone();
+        move |_| inner.destroy()
+    }
+
     /// Calls `f` with a reference to the queue; `None` if that is being destroyed.
     #[inline]
     fn with<R>(&self, f: impl FnOnce(*mut bindings::nvmet_sq) -> R) -> Option<R> {

@@ -82,7 +82,7 @@ const DEFAULT_QUEUE_SIZE: u16 = bindings::NVME_RDMA_DEFAULT_QUEUE_SIZE as u16;
 const AQ_DEPTH: u16 = bindings::NVME_AQ_DEPTH as u16;
 /// The time before a port that cannot be listened on is tried again, in milliseconds.
 const REPAIR_MS: u32 = 5_000;
-/// The time before a connection that was not drained is ended again.
+/// The time before a connection that a handler keeps is ended again.
 const PAUSE: Delta = Delta::from_secs(1);
 
 /// The offsets of fields of a command (`struct nvme_common_command`).
@@ -571,11 +571,12 @@ impl WorkItem for Queue {
 
     /// Ends a connection (`nvmet_rdma_release_queue_work`).
     fn run(this: Arc<Self>) {
-        if let Err(e) = Sleepable::current().and_then(|cx| this.free(&cx)) {
-            rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
+        let Ok(cx) = Sleepable::current() else { return };
+        // Not queued again: with a `max_active` of 1 it would wait for `Nport`, and that for this.
+        while let Err(e) = this.free(&cx) {
+            rdma::pr_err_ratelimited!("a handler of a connection has not returned: {e:?}\n");
             // The QP still has its context, which only this takes.
             fsleep(PAUSE);
-            return nvmet::enqueue(this);
         }
         let mut was_listed = false;
         this.port.target.queues.lock().retain(|queue| {
@@ -586,6 +587,10 @@ impl WorkItem for Queue {
         if was_listed {
             this.ndev.put();
         }
+        // This waits for commands whose data do not come before the QP ends.
+        let destroy_sq = this.sq.destroyer();
+        drop(this);
+        destroy_sq(&cx);
     }
 }
 
@@ -769,18 +774,25 @@ impl Queue {
 
     /// Ends the connection (`nvmet_rdma_free_queue`, `nvmet_rdma_destroy_queue_ib`): commands are
     /// parsed until the QP is drained, and executed until the submission queue is destroyed. Their
-    /// responses are flushed until the QP, drained again, loses its context, which owns it.
+    /// responses are flushed until the QP, drained again, loses its context, which owns it. A QP
+    /// that is not drained loses it too, and gives back what it has when it is destroyed.
     fn free(&self, cx: &Sleepable) -> Result {
         self.id.release_handler(cx);
         // The drain flushes the QP where there is no connection.
         let _ = self.id.disconnect(cx);
         self.room.close(ENOTCONN, |mut response| response.put());
-        self.qp.drain(cx)?;
+        let drained = self.qp.drain(cx);
         // One that was being accepted has got it meanwhile.
         self.id.release_handler(cx);
         self.reclaim();
-        self.sq.destroy(cx);
-        self.qp.clear_context(cx)?;
+        let cleared = drained.and_then(|()| {
+            self.sq.destroy(cx);
+            self.qp.clear_context(cx)
+        });
+        cleared.or_else(|e| {
+            rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
+            self.qp.release_context(cx)
+        })?;
         self.reclaim();
         Ok(())
     }
@@ -1092,12 +1104,15 @@ impl Queue {
                 Err(_) => Request::complete(response, INTERNAL, None),
             };
         }
+        // What is posted does not keep the queue, which keeps the QP.
+        let queue = response.queue.take();
         let posted = self.qp.post_rw(response, |response: &Response| {
             Ok(response.request.read(remote, cx).done_by::<1>())
         });
         match posted.map_err(|e| e.owner) {
             Ok(()) => {}
-            Err(Some(response)) => {
+            Err(Some(mut response)) => {
+                response.queue = queue;
                 let status = bindings::NVME_SC_DATA_XFER_ERROR as u16;
                 Request::complete(response, status, None);
             }
@@ -1148,7 +1163,7 @@ pub(crate) struct Response {
     send_cqe: Cqe<Self>,
     read_cqe: Cqe<Self, 1>,
     pub(crate) request: Request,
-    /// The queue, until nvmet has completed the command.
+    /// The queue, while the response is not posted and until nvmet has completed the command.
     queue: Option<Arc<Queue>>,
     data: Data,
     /// The number of work requests of the transfer, at the most.
@@ -1227,6 +1242,7 @@ impl CqeHandler<1> for Response {
         let n_rdma = core::mem::replace(&mut this.n_rdma, 0);
         match wc.result() {
             Ok(_) => {
+                this.queue = Some(queue.into());
                 Request::execute(this, cx);
                 queue.give_places(n_rdma, cx);
             }
