@@ -465,9 +465,10 @@ impl cm::Accept for Port {
         nvmet::enqueue_delayed(Arc::from(self), 0);
     }
 
-    /// The device of the listener goes, which has ended.
+    /// The device of a listener goes, which has ended: of this one, unless it is another since.
     fn stopped(self: ArcBorrow<'_, Self>) {
-        let listener = self.listening.lock().listener.take();
+        let is_over = |it: &mut cm::Listener| it.has_stopped();
+        let listener = self.listening.lock().listener.take_if(is_over);
         drop(listener);
     }
 }
