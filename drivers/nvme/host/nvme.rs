@@ -53,6 +53,7 @@ use kernel::{
             Full,
             Release, //
         },
+        Arc,
         ArcBorrow,
         Mutex, //
     },
@@ -117,7 +118,7 @@ pub(crate) trait Transport: Sized + Send + Sync + 'static {
     fn poll(queue: &Self::Queue) -> u32;
 
     /// A request of a queue has timed out while the controller is not live: ends all of them.
-    fn timed_out(queue: &Self::Queue, cx: &Sleepable);
+    fn timed_out(queue: &Arc<Self::Queue>, cx: &Sleepable);
 
     /// Sends a request for an asynchronous event.
     fn submit_async_event(admin: &Self::Queue);

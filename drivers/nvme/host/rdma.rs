@@ -341,7 +341,7 @@ impl workqueue::WorkItem for Queue {
 
     fn run(this: Arc<Self>) {
         if let Ok(cx) = Sleepable::current() {
-            this.stop(&cx);
+            this.abandon(&cx);
         }
     }
 }
@@ -589,6 +589,13 @@ impl Queue {
         }
     }
 
+    /// Ends the connection and all requests, also those that the device has lost: they end with the
+    /// QP, which nothing keeps then. Who waits for one of them could not destroy it.
+    fn abandon(self: &Arc<Self>, cx: &Sleepable) {
+        self.stop(cx);
+        self.link.forget(self.qid, self, cx);
+    }
+
     /// Handles a completion of NVMe. Fails with `ENOTCONN` if the queue is being stopped, and as
     /// [`Tags::reply`] if there is no such command.
     fn process_nvme_rsp(&self, wc: &Success<'_>, completion: Completion) -> Result {
@@ -764,21 +771,23 @@ impl Rdma {
             queue.stop(cx);
             return Err(e.into());
         }
+        // The queue goes if it fails, and ends what is waited for.
+        drop(queue);
         let connected = match qid {
             0 => setup.connect_admin_queue(cx),
             _ => setup.connect_io_queue(qid, cx),
         };
-        match connected {
-            Ok(()) => queue.live.store(true, Relaxed),
-            Err(e) => {
-                let code = e.code();
-                dev_info!(
-                    setup.ctrl().device(),
-                    "failed to connect queue: {qid} ret={code}\n"
-                );
-            }
+        if let Err(e) = connected {
+            let code = e.code();
+            dev_info!(
+                setup.ctrl().device(),
+                "failed to connect queue: {qid} ret={code}\n"
+            );
+            return Err(e);
         }
-        connected
+        let queue = setup.queue(qid).ok_or(ENOTCONN)?;
+        queue.live.store(true, Relaxed);
+        Ok(())
     }
 
     /// Stops queues and drops them, whose requests have ended then but for those whose memory is
@@ -933,10 +942,11 @@ impl Rdma {
         Ok(())
     }
 
-    /// Returns whether a queue has failed.
+    /// Returns whether a queue has failed, or was given up.
     fn is_any_lost(setup: &Setup<'_, Self>) -> bool {
-        let mut queues = 0..setup.identity().queue_count.min(u16::MAX.into()) as u16;
-        queues.any(|qid| setup.queue(qid).is_some_and(|it| Self::is_closed(it)))
+        let io_queues = setup.identity().queue_count.saturating_sub(1);
+        let mut queues = 0..=io_queues.min(setup.nr_hw_queues()) as u16;
+        queues.any(|qid| setup.queue(qid).is_none_or(|it| Self::is_closed(&it)))
     }
 
     fn reconnect_or_remove(ctrl: &Controller<Self>, failure: Option<Failure>) {
@@ -1091,8 +1101,8 @@ impl Transport for Rdma {
         queue.cq.process(u32::MAX)
     }
 
-    fn timed_out(queue: &Queue, cx: &Sleepable) {
-        queue.stop(cx);
+    fn timed_out(queue: &Arc<Queue>, cx: &Sleepable) {
+        queue.abandon(cx);
     }
 
     fn submit_async_event(admin: &Queue) {

@@ -29,6 +29,7 @@ use kernel::{
         atomic::{
             Acquire,
             Atomic,
+            Full,
             Relaxed, //
         },
         rcu,
@@ -55,11 +56,52 @@ pub(super) const TYPES: usize = bindings::hctx_type_HCTX_MAX_TYPES as usize;
 ///
 /// # Invariants
 ///
-/// `queue` is null, or from [`Arc::as_ptr`] of a queue, a reference to which is dropped only after
-/// this was set to null and an RCU grace period has passed.
-pub(super) struct Slot<Q>(pub(super) Atomic<*mut Q>);
+/// This is null, or from [`Arc::into_raw`] of a queue: the reference is the slot's. It is dropped only
+/// after this was set to null and an RCU grace period has passed, or with the slot.
+pub(super) struct Slot<Q>(Atomic<*mut Q>);
 
 impl<Q> Slot<Q> {
+    fn new() -> Self {
+        // INVARIANT: There is no queue.
+        Self(Atomic::new(ptr::null_mut()))
+    }
+
+    /// Puts a queue in. Gives it back if there is one.
+    pub(super) fn put(&self, queue: Arc<Q>) -> Result<(), Arc<Q>> {
+        let raw = Arc::into_raw(queue);
+        // INVARIANT: The reference is the slot's if it was empty.
+        match self.0.cmpxchg(ptr::null_mut(), raw.cast_mut(), Full) {
+            Ok(_) => Ok(()),
+            // SAFETY: `raw` is from `into_raw`, and nothing else has the reference.
+            Err(_) => Err(unsafe { Arc::from_raw(raw) }),
+        }
+    }
+
+    /// Takes the queue out.
+    ///
+    /// # Safety
+    ///
+    /// The reference is dropped after an RCU grace period.
+    pub(super) unsafe fn take(&self) -> Option<Arc<Q>> {
+        // INVARIANT: The caller has the reference, for a grace period at least, as it promises.
+        let raw = self.0.xchg(ptr::null_mut(), Full);
+        // SAFETY: By the type invariant it is from `into_raw`, and was the slot's.
+        (!raw.is_null()).then(|| unsafe { Arc::from_raw(raw) })
+    }
+
+    /// Takes this queue out, if it is there.
+    ///
+    /// # Safety
+    ///
+    /// The reference is dropped after an RCU grace period.
+    unsafe fn take_this(&self, queue: &Arc<Q>) -> Option<Arc<Q>> {
+        // INVARIANT: The caller has the reference, for a grace period at least, as it promises.
+        let at = Arc::as_ptr(queue).cast_mut();
+        let taken = self.0.cmpxchg(at, ptr::null_mut(), Full);
+        // SAFETY: By the type invariant it is from `into_raw`, and was the slot's.
+        taken.ok().map(|raw| unsafe { Arc::from_raw(raw) })
+    }
+
     /// Returns the queue.
     ///
     /// # Safety
@@ -68,8 +110,8 @@ impl<Q> Slot<Q> {
     #[inline]
     pub(super) unsafe fn get<'a>(&self) -> Option<ArcBorrow<'a, Q>> {
         let raw = NonNull::new(self.0.load(Acquire))?;
-        // SAFETY: By the type invariant this is from `Arc::as_ptr` of a queue, a reference to which
-        // is not dropped before the section ends. There are shared references to it only.
+        // SAFETY: By the type invariant this is from `Arc::into_raw` of a queue, a reference to
+        // which is not dropped before the section ends. There are shared references to it only.
         Some(unsafe { ArcBorrow::from_raw(raw.as_ptr()) })
     }
 
@@ -78,6 +120,13 @@ impl<Q> Slot<Q> {
         let _guard = rcu::read_lock();
         // SAFETY: The section ends after this.
         unsafe { self.get() }.map(Arc::from)
+    }
+}
+
+impl<Q> Drop for Slot<Q> {
+    fn drop(&mut self) {
+        // SAFETY: The slot goes with its controller, which nothing uses any more.
+        drop(unsafe { self.take() });
     }
 }
 
@@ -119,6 +168,22 @@ impl<T: Transport> Link<T> {
                 }
             }
         });
+    }
+
+    /// Takes a queue that was stopped from its place, if it is there. It goes when nobody uses it,
+    /// and with it the requests that its device has lost: who waits for one of them may have the
+    /// [`Setup`](super::Setup), which has taken it otherwise.
+    pub(crate) fn forget(&self, qid: u16, queue: &Arc<T::Queue>, _cx: &Sleepable) {
+        let slot = |ctrl: &Controller<T>| {
+            let slot = ctrl.slots.get(usize::from(qid))?;
+            // SAFETY: The reference is dropped after the grace period below.
+            unsafe { slot.take_this(queue) }
+        };
+        if let Some(queue) = self.with(slot).flatten() {
+            // SAFETY: The caller may sleep.
+            unsafe { bindings::synchronize_rcu() };
+            drop(queue);
+        }
     }
 
     /// Passes an asynchronous event on, whose status and result are as they were sent. Any context.
@@ -196,7 +261,6 @@ unsafe impl<T: Transport> Sync for Controller<T> {}
 /// # Invariants
 ///
 /// - `admin` and `io` say whether the tag sets are allocated.
-/// - `queues` has a reference to each queue that a slot has, at the same place.
 pub(super) struct Sets<T: Transport> {
     pub(super) admin: bool,
     pub(super) io: bool,
@@ -206,7 +270,8 @@ pub(super) struct Sets<T: Transport> {
     pub(super) dead: bool,
     /// The number of calls of `nvme_start_ctrl` that have not returned.
     pub(super) starting: u32,
-    pub(super) queues: KVec<Option<Arc<T::Queue>>>,
+    /// Queues that were taken from their places, until a grace period has passed.
+    pub(super) taken: KVec<Option<Arc<T::Queue>>>,
     pub(super) state: T::State,
 }
 
@@ -235,11 +300,10 @@ impl<T: Transport> Controller<T> {
             queues.iter().fold(1_u32, |sum, n| sum.saturating_add(*n))
         };
         let mut slots = KVec::with_capacity(queues as usize, GFP_KERNEL)?;
-        let mut owners = KVec::with_capacity(queues as usize, GFP_KERNEL)?;
+        let mut taken = KVec::with_capacity(queues as usize, GFP_KERNEL)?;
         for _ in 0..queues {
-            // INVARIANT: There is no queue.
-            slots.push_within_capacity(Slot(Atomic::new(ptr::null_mut())))?;
-            owners.push_within_capacity(None)?;
+            slots.push_within_capacity(Slot::new())?;
+            taken.push_within_capacity(None)?;
         }
         let link = pin_init!(Link {
             ctrl <- new_spinlock_irq!(None),
@@ -281,7 +345,7 @@ impl<T: Transport> Controller<T> {
                 removable: true,
                 dead: false,
                 starting: 0,
-                queues: owners,
+                taken,
                 state: T::State::default(),
             }),
             start_ended <- new_condvar!(),

@@ -41,7 +41,6 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            Full,
             Relaxed,
             Release, //
         },
@@ -131,7 +130,7 @@ impl<'a, T: Transport> Setup<'a, T> {
 
     /// Sets the number of I/O queues, each of which has its place.
     pub(crate) fn set_io_queues(&mut self, count: u32) -> Result {
-        if count as usize >= self.sets.queues.len() {
+        if count as usize >= self.ctrl.slots.len() {
             return Err(EINVAL);
         }
         let mut types = [0; TYPES];
@@ -255,38 +254,29 @@ impl<'a, T: Transport> Setup<'a, T> {
     /// `EINVAL` if there can be none.
     pub(crate) fn publish(&mut self, qid: u16, queue: Arc<T::Queue>) -> Result {
         let slot = self.ctrl.slots.get(usize::from(qid)).ok_or(EINVAL)?;
-        let owner = self.sets.queues.get_mut(usize::from(qid)).ok_or(EINVAL)?;
-        if owner.is_some() {
-            return Err(EEXIST);
-        }
-        // INVARIANT: The reference is dropped in `clear` only, or with the controller.
-        slot.0.store(Arc::as_ptr(&queue).cast_mut(), Release);
-        *owner = Some(queue);
-        Ok(())
+        slot.put(queue).map_err(|_| EEXIST)
     }
 
-    /// Returns a queue.
-    pub(crate) fn queue(&self, qid: u16) -> Option<&Arc<T::Queue>> {
-        self.sets.queues.get(usize::from(qid))?.as_ref()
+    /// Returns a queue, unless [`Link::forget`](super::Link::forget) has taken it.
+    pub(crate) fn queue(&self, qid: u16) -> Option<Arc<T::Queue>> {
+        self.ctrl.slots.get(usize::from(qid))?.clone_queue()
     }
 
     /// Drops queues, which take no requests from then on. A request that comes is refused.
     pub(crate) fn clear(&mut self, queues: Range<u16>, _cx: &Sleepable) {
         let range = usize::from(queues.start)..usize::from(queues.end);
-        let places = self.ctrl.slots.iter().enumerate();
+        let places = self.ctrl.slots.iter().zip(self.sets.taken.iter_mut());
+        let places = places.enumerate().filter(|(n, _)| range.contains(n));
         let mut any = false;
-        for (_, slot) in places.filter(|(n, _)| range.contains(n)) {
-            any |= !slot.0.xchg(ptr::null_mut(), Full).is_null();
+        for (_, (slot, taken)) in places {
+            // SAFETY: What is taken is dropped after the grace period below.
+            *taken = unsafe { slot.take() };
+            any |= taken.is_some();
         }
         if any {
             // SAFETY: The caller may sleep.
             unsafe { bindings::synchronize_rcu() };
-        }
-        for n in range {
-            if let Some(owner) = self.sets.queues.get_mut(n) {
-                // INVARIANT: The slot is null since before a grace period.
-                *owner = None;
-            }
+            self.sets.taken.iter_mut().for_each(|taken| *taken = None);
         }
     }
 
