@@ -36,8 +36,8 @@ MIB = 1 << 20
 # The exit status of fio after a signal.
 INTERRUPTED = 128
 # The address of the target on each link: an rxe link on a dummy interface, where packets are looped back; two rxe links
-# with a wire between them; siw.
-LINKS = {"rxe": ADDR, "wire": wire.FAR, "siw": "198.18.0.1"}
+# with a wire between them; siw; the null device.
+LINKS = {"rxe": ADDR, "wire": wire.FAR, "siw": "198.18.0.1", "null": "203.0.113.1"}
 numbers = iter(range(1, 1 << 30))
 
 
@@ -68,6 +68,9 @@ def up(link):
         sh("/rdma-rs/tests/guest/up", "none")
     elif link == "wire":
         wire.up(apart=False)
+    elif link == "null":
+        # Its cases make the device.
+        sh("ip", "link", "set", "lo", "up")
     else:
         sh("modprobe", "-a", "dummy", "siw")
         # A device of TCP, which takes that way to an address of its own.

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The cases of a device that refuses requests and loses completions: the null device, whose connections are iWARP's."""
+
+import subprocess
+from contextlib import contextmanager
+
+import null
+from nvme import Load, Null, until
+from nvme_ground import case
+
+WAITS = "ib_drain_qp() waits for ever for a completion that is lost"
+
+
+@contextmanager
+def device(ground):
+    """A device at the address of the link, and a target there."""
+    with null.connected() as lossy, Null() as backing, ground.target(backing) as target:
+        yield lossy, target, backing
+        until(lambda: not lossy.qps(), "there are QPs still", 240)
+
+
+def verified(ground, target, backing):
+    with ground.controller(target, nr_io_queues=1) as host:
+        ground.verify(host.disk(), backing, size="256k")
+
+
+def fails(ground, target):
+    """A host that connects fails."""
+    words = ("nvme", "connect", *ground.controller(target, nr_io_queues=1).words())
+    assert subprocess.run(words, capture_output=True, check=False, timeout=60).returncode, "it has connected"
+
+
+@case("data", links=("null",))
+def data(ground):
+    with device(ground) as (_, target, backing):
+        verified(ground, target, backing)
+
+
+@case("requests are refused while a queue is set up", links=("null",))
+def refused(ground):
+    """One after the other, from the first receive of the host to the registration and the SEND of Connect."""
+    with device(ground) as (lossy, target, backing):
+        for after in (0, 40, 65, 66):
+            lossy.write("inject", f"refuse {after} 5")
+            fails(ground, target)
+            until(lambda: not lossy.qps(), "there are QPs still")
+        verified(ground, target, backing)
+
+
+@case("a target's queue completes nothing any more", links=("null",), defects={("target", "c"): WAITS})
+def target_lost(ground):
+    with device(ground) as (lossy, target, backing):
+        with ground.controller(target, nr_io_queues=1) as host, Load(host.disk(), bs="64k", iodepth=32) as load:
+            # Some RDMA READs are posted after this. Those of the admin queue at the host and at the target, and then of the other queue.
+            qps = sorted(lossy.qps(), key=int)
+            assert len(qps) == 4, qps
+            lossy.write(f"{qps[3]}/inject", "hold")
+            host.disconnect()
+            ground.broken(load)
+        until(lambda: not lossy.qps(), "there are QPs still", 240)
+        verified(ground, target, backing)
