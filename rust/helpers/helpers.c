@@ -263,8 +263,18 @@ int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 	sg_init_table(&sg, 1);
 	sg_dma_address(&sg) = addr;
 	sg_dma_len(&sg) = len;
-	ret = all_mapped(mr, ib_map_mr_sg(mr, &sg, 1, NULL, PAGE_SIZE), 1, len);
+	ret = all_mapped(mr, ib_map_mr_sg(mr, &sg, 1, NULL, SZ_4K), 1, len);
 	trace_mr_map(mr, 1, len, ret);
+	return ret;
+}
+
+/* Maps a list that is mapped for DMA, of @len bytes in all. */
+int rdma_helper_map_mr_list(struct ib_mr *mr, struct sg_table *sgt, u32 len)
+{
+	int ret = ib_map_mr_sg(mr, sgt->sgl, sgt->nents, NULL, SZ_4K);
+
+	ret = all_mapped(mr, ret, sgt->nents, len);
+	trace_mr_map(mr, sgt->nents, len, ret);
 	return ret;
 }
 
@@ -292,7 +302,7 @@ int rdma_helper_map_mr_sg(struct ib_mr *mr, struct sg_table *sgt, size_t start, 
 	sg_dma_len(last) = end;
 	sg_dma_address(first) += start;
 	sg_dma_len(first) -= start;
-	ret = all_mapped(mr, ib_map_mr_sg(mr, first, nents, NULL, PAGE_SIZE), nents, len);
+	ret = all_mapped(mr, ib_map_mr_sg(mr, first, nents, NULL, SZ_4K), nents, len);
 	sg_dma_address(first) = addr;
 	sg_dma_len(first) = first_len;
 	sg_dma_len(last) = last_len;

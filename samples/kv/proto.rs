@@ -24,7 +24,7 @@ pub(crate) const INLINE: usize = 512;
 /// The most bytes of a value.
 pub(crate) const MAX_VALUE: usize = 128 * 1024;
 /// The most pages of a value, which may begin anywhere in a page.
-pub(crate) const MAX_PAGES: u32 = MAX_VALUE.div_ceil(kernel::page::PAGE_SIZE) as u32 + 1;
+pub(crate) const MAX_PAGES: u32 = MAX_VALUE.div_ceil(rdma::mr::PAGE_SIZE) as u32 + 1;
 /// The number of requests of a connection at a time.
 pub(crate) const DEPTH: u16 = 32;
 /// The bits of a generation that the target returns: all that there are.

@@ -67,12 +67,15 @@ use core::{
 };
 use kernel::{
     error::from_err_ptr,
-    page::PAGE_SIZE,
     sync::{
         SetOnce,
         SpinLockIrqGuard, //
     }, //
 };
+
+/// The size of the pages that an MR maps, whatever those of the CPU are: all devices have it, and
+/// block drivers split requests by it.
+pub const PAGE_SIZE: usize = 4096;
 
 /// Memory that outlives its type, only to be dropped. ULPs get none: see [`Memory::keep`].
 #[doc(hidden)]
@@ -108,10 +111,10 @@ impl MemoryRef<'_> {
     }
 
     /// Returns how many pages the memory touches, at the most.
-    fn pages(&self) -> usize {
+    fn pages(&self) -> u32 {
         match self {
-            // A buffer that does not start on a page covers one more.
-            Self::Buf(buf) => buf.len().div_ceil(PAGE_SIZE) + 1,
+            // A buffer that does not start on a page covers one more; it is at most 4 GiB long.
+            Self::Buf(buf) => buf.len().div_ceil(PAGE_SIZE) as u32 + 1,
             Self::Map(map) => map.pages,
         }
     }
@@ -205,7 +208,7 @@ pub struct FastRegMr {
     cqe: UnsafeCell<bindings::ib_cqe>,
     claimed: UnsafeCell<Claimed>,
     state: UnsafeCell<u64>,
-    /// The number of pages that it can map.
+    /// The number of pages, of [`PAGE_SIZE`] bytes, that it can map.
     pages: u32,
     raw: NonNull<bindings::ib_mr>,
     /// The memory of a region that was dropped; dropped after the MR.
@@ -361,7 +364,8 @@ impl FastRegMr {
 pub struct Mr(deferred::Deferred<FastRegMr>);
 
 impl Mr {
-    /// Allocates an MR that can map `pages` pages (`ib_alloc_mr`). Fails with `EINVAL` if the
+    /// Allocates an MR that can map `pages` pages of [`PAGE_SIZE`] bytes (`ib_alloc_mr`), of which
+    /// memory that does not begin with one takes one more. Fails with `EINVAL` if the
     /// device has no such MRs; `ENOMEM`, or the driver's error.
     // Not inlined, so that its end is code of this module.
     #[inline(never)]
@@ -408,22 +412,21 @@ impl Mr {
     /// The memory is not used meanwhile.
     #[inline(never)]
     unsafe fn alloc_for(memory: MemoryRef<'_>, cx: &Sleepable) -> Result<(Self, u64)> {
-        let mr = Self::alloc(memory.pd(), memory.pages().try_into()?, cx)?;
-        // SAFETY: The MR is new, and the memory is not used meanwhile, as the caller promises. It
-        // is not empty, and the range is all of it.
-        let iova = unsafe { mr.map(memory, 0..memory.len()) }?;
+        let mr = Self::alloc(memory.pd(), memory.pages(), cx)?;
+        // SAFETY: The MR is new, and the memory is not used meanwhile, as the caller promises.
+        let iova = unsafe { mr.map(memory, None) }?;
         Ok((mr, iova))
     }
 
-    /// Maps a range of memory (`ib_map_mr_sg`), and returns where it is to peers. Fails with
+    /// Maps memory, or a range of it (`ib_map_mr_sg`), and returns where it is to peers. Fails with
     /// `EINVAL` if the memory is of another PD, or too large.
     ///
     /// # Safety
     ///
     /// The MR is idle, and neither it nor the memory is used. The range is in that, and not empty.
     #[inline(never)]
-    unsafe fn map(&self, memory: MemoryRef<'_>, range: Range<usize>) -> Result<u64> {
-        if memory.pages() > self.0.pages as usize || *memory.pd() != self.0.pd {
+    unsafe fn map(&self, memory: MemoryRef<'_>, range: Option<Range<usize>>) -> Result<u64> {
+        if memory.pages() > self.0.pages || *memory.pd() != self.0.pd {
             return Err(EINVAL);
         }
         let raw = self.0.raw.as_ptr();
@@ -431,17 +434,25 @@ impl Mr {
         // registered. As the caller promises, neither it nor the list, whose ends are changed, is
         // used meanwhile, and the range is one of the memory, which is mapped by its invariant.
         unsafe {
-            to_result(match memory {
-                MemoryRef::Buf(buf) => {
-                    let (addr, len) = (buf.addr + range.start as u64, range.len() as u32);
-                    bindings::rdma_helper_map_mr(raw, addr, len)
+            let ret = match (memory, range) {
+                (MemoryRef::Map(map), None) => {
+                    let table = map.mapping.0.table();
+                    bindings::rdma_helper_map_mr_list(raw, table, map.len)
                 }
-                MemoryRef::Map(map) => {
+                (MemoryRef::Map(map), Some(range)) => {
                     let table = map.mapping.0.table();
                     bindings::rdma_helper_map_mr_sg(raw, table, range.start, range.len())
                 }
-            })?;
-            Ok((*raw).iova)
+                (MemoryRef::Buf(buf), range) => {
+                    let range = range.unwrap_or(0..buf.len());
+                    let (addr, len) = (buf.addr + range.start as u64, range.len() as u32);
+                    bindings::rdma_helper_map_mr(raw, addr, len)
+                }
+            };
+            match ret {
+                0 => Ok((*raw).iova),
+                _ => Err(Error::from_errno(ret)),
+            }
         }
     }
 
@@ -535,10 +546,9 @@ impl<D: dma::AnyDirection, M: Memory<D>> Region<D, M> {
     /// }
     /// ```
     pub fn map(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
-        let range = 0..memory.get().len();
         // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned
-        // here. Memory is not empty, and the range is all of it.
-        match unsafe { mr.map(memory.get(), range) } {
+        // here.
+        match unsafe { mr.map(memory.get(), None) } {
             // SAFETY: The memory was just mapped. The MR, which is owned here, is idle.
             Ok(iova) => Ok(unsafe { Self::from_parts(mr, memory, iova) }),
             Err(error) => Err(MapError { mr, memory, error }),
@@ -613,7 +623,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
         }
         // SAFETY: The MR is idle, and the region is borrowed exclusively, so neither is used
         // otherwise. The range was checked.
-        let mapped = unsafe { self.mr.map(self.memory.get(), range) };
+        let mapped = unsafe { self.mr.map(self.memory.get(), Some(range)) };
         // INVARIANT: The MR maps the range, or is claimed.
         match mapped {
             Ok(iova) => self.iova = iova,

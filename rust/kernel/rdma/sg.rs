@@ -14,6 +14,7 @@ use crate::{
         OneWay,
         ToDevice, //
     },
+    mr,
     pd::Pd,
     prelude::internal::*,
     qp,
@@ -540,22 +541,25 @@ impl<O: SgOwner<OneWay>> SgMap<O, OneWay> {
     }
 }
 
-/// Returns the number of bytes of a list, and of the pages that they touch, at the most.
+/// Returns the number of bytes of a list, and of the pages of an MR that they touch, at the most.
 ///
 /// # Safety
 ///
 /// The table is of a list that [`SgOwner::sgl`] has returned, and its owner is there.
-pub(crate) unsafe fn extent(table: &bindings::sg_table) -> Result<(u32, usize)> {
-    let (mut len, mut pages) = (0_u32, 0_usize);
+pub(crate) unsafe fn extent(table: &bindings::sg_table) -> Result<(u32, u32)> {
+    let (mut len, mut pages) = (0_u32, 0_u32);
     // SAFETY: The list has so many entries, which `sg_next` finds, by the contract of `SgOwner`.
     unsafe {
-        let mut sg = table.sgl;
-        for _ in 0..table.orig_nents {
+        let (mut sg, mut left) = (table.sgl, table.orig_nents);
+        while left > 0 {
             let (offset, length) = ((*sg).offset as usize, (*sg).length);
             len = len.checked_add(length).ok_or(EINVAL)?;
-            let touched = (offset % PAGE_SIZE + length as usize).div_ceil(PAGE_SIZE);
-            pages = touched.saturating_add(pages);
-            sg = bindings::sg_next(sg);
+            let touched = (offset % mr::PAGE_SIZE + length as usize).div_ceil(mr::PAGE_SIZE);
+            pages = pages.saturating_add(touched as u32);
+            left -= 1;
+            if left > 0 {
+                sg = bindings::sg_next(sg);
+            }
         }
     }
     if len == 0 {
@@ -637,7 +641,7 @@ pub struct MappedList {
     pub(crate) mapping: OwnMapping,
     pub(crate) pd: Pd,
     pub(crate) len: u32,
-    pub(crate) pages: usize,
+    pub(crate) pages: u32,
 }
 
 impl MappedList {
@@ -658,11 +662,9 @@ impl MappedList {
         // is registered while `pd` lives.
         let (len, pages) = unsafe {
             let extent = extent(&table)?;
-            to_result(bindings::rdma_helper_dma_map_sgtable(
-                dev,
-                &raw mut table,
-                dir,
-            ))?;
+            if bindings::rdma_helper_dma_map_sgtable(dev, &raw mut table, dir) != 0 {
+                return Err(EIO);
+            }
             extent
         };
         // INVARIANT: The list was just mapped for the PD's device, which is there while `pd` is.
