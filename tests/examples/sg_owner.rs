@@ -195,7 +195,7 @@ pub(crate) fn send_inline(
     let command = KBox::pin(command, GFP_KERNEL)?;
     Ok(qp.post_send(command, |c| {
         let mut sges = SgeList::<_, { 1 + INLINE }>::new(c.capsule.whole());
-        sges.extend(&c.data.sges::<INLINE>()?)?;
+        c.data.append_to(&mut sges)?;
         Ok(SendWr::send(sges))
     })?)
 }

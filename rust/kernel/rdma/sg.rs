@@ -477,7 +477,26 @@ impl<O> From<SgMapError<O>> for Error {
 impl<O: SgOwner<D>, D: AnyDirection> SgMap<O, D> {
     /// Maps the memory of an owner (`ib_dma_map_sg`). Any context. Gives the owner back with
     /// `EINVAL` for no bytes, or 4 GiB and more; `EIO` if mapping fails.
-    pub fn new(pd: &Pd, mut owner: O) -> Result<Self, SgMapError<O>> {
+    #[inline]
+    pub fn new(pd: &Pd, owner: O) -> Result<Self, SgMapError<O>> {
+        Self::with_pd(pd.clone(), owner)
+    }
+
+    /// As [`SgMap::new`], with a handle of the PD that [`SgMap::into_parts`] gives back. A ULP that
+    /// maps one list after the other has the handle counted once.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, sg::{SgMap, SgOwner}};
+    /// /// Maps the memory of two owners for a moment each.
+    /// fn two<O: SgOwner<ToDevice>>(pd: Pd, [a, b]: [O; 2]) -> Result<[O; 2]> {
+    ///     let (a, pd) = SgMap::with_pd(pd, a)?.into_parts();
+    ///     let (b, _) = SgMap::with_pd(pd, b)?.into_parts();
+    ///     Ok([a, b])
+    /// }
+    /// ```
+    pub fn with_pd(pd: Pd, mut owner: O) -> Result<Self, SgMapError<O>> {
         let sgl = owner.sgl();
         let dir = sgl.dir;
         // SAFETY: The owner keeps the memory until the list was unmapped.
@@ -493,8 +512,14 @@ impl<O: SgOwner<D>, D: AnyDirection> SgMap<O, D> {
 
     /// Unmaps the memory (`ib_dma_unmap_sg`) and gives its owner back. Any context.
     pub fn into_owner(self) -> O {
-        drop(self.list);
-        self.owner
+        self.into_parts().0
+    }
+
+    /// Unmaps the memory (`ib_dma_unmap_sg`) and gives its owner and the PD back. Any context.
+    pub fn into_parts(self) -> (O, Pd) {
+        let MappedList { mapping, pd, .. } = self.list;
+        drop(mapping);
+        (self.owner, pd)
     }
 }
 
@@ -516,12 +541,19 @@ impl<O: SgOwner<D>, D: DeviceReads> SgMap<O, D> {
     ///     data: &'a SgMap<O, ToDevice>,
     /// ) -> Result<SendWr<'a, 5>> {
     ///     let mut sges = SgeList::new(command.whole());
-    ///     sges.extend(&data.sges::<4>()?)?;
+    ///     data.append_to(&mut sges)?;
     ///     Ok(SendWr::send(sges))
     /// }
     /// ```
     pub fn sges<const N: usize>(&self) -> Result<SgeList<Sge<'_>, N>> {
         self.list.sges()
+    }
+
+    /// Adds the entries of [`SgMap::sges`] to a list, behind those of a header. If it fails, the
+    /// list is as it was.
+    #[inline]
+    pub fn append_to<'a, const N: usize>(&'a self, list: &mut SgeList<Sge<'a>, N>) -> Result {
+        self.list.append_to(&mut list.sges, &mut list.len)
     }
 }
 
@@ -531,6 +563,16 @@ impl<O: SgOwner<OneWay>> SgMap<O, OneWay> {
     pub fn sges<const N: usize>(&self) -> Result<SgeList<Sge<'_>, N>> {
         match self.is_to_device() {
             true => self.list.sges(),
+            false => Err(EACCES),
+        }
+    }
+
+    /// As [`SgMap::append_to`] of memory whose direction is known when code is compiled. Fails with
+    /// `EACCES` if the device writes the memory.
+    #[inline]
+    pub fn append_to<'a, const N: usize>(&'a self, list: &mut SgeList<Sge<'a>, N>) -> Result {
+        match self.is_to_device() {
+            true => self.list.append_to(&mut list.sges, &mut list.len),
             false => Err(EACCES),
         }
     }
@@ -653,7 +695,7 @@ impl MappedList {
     /// is dropped.
     #[inline(never)]
     unsafe fn new(
-        pd: &Pd,
+        pd: Pd,
         mut table: bindings::sg_table,
         dir: bindings::dma_data_direction,
     ) -> Result<Self> {
@@ -672,7 +714,7 @@ impl MappedList {
         // region that it may have been of ends before this is dropped, so nothing uses it then.
         Ok(Self {
             mapping: OwnMapping(Mapping { dev, table, dir }),
-            pd: pd.clone(),
+            pd,
             len,
             pages,
         })
@@ -680,19 +722,32 @@ impl MappedList {
 
     /// Returns entries for all of the memory.
     fn sges<const N: usize>(&self) -> Result<SgeList<Sge<'_>, N>> {
+        let mut list = SgeList::new(self.sge(self.mapping.0.table.sgl));
+        list.len = 0;
+        self.append_to(&mut list.sges, &mut list.len)?;
+        Ok(list)
+    }
+
+    /// Adds entries for all of the memory to the first `len`. Not inlined, so that it is not in
+    /// each ULP.
+    #[inline(never)]
+    fn append_to<'a>(&'a self, sges: &mut [Sge<'a>], len: &mut usize) -> Result {
         // To some devices the highest bit of a length has another meaning.
         if self.len > i32::MAX as u32 {
             return Err(EINVAL);
         }
         let table = &self.mapping.0.table;
-        let mut list = SgeList::new(self.sge(table.sgl));
-        let mut sg = table.sgl;
-        for _ in 1..table.nents {
+        let (count, mut sg) = (table.nents as usize, table.sgl);
+        let room = sges.get_mut(*len..).and_then(|room| room.get_mut(..count));
+        let (to, rest) = room.and_then(|room| room.split_first_mut()).ok_or(ENOSPC)?;
+        *to = self.sge(sg);
+        for to in rest {
             // SAFETY: By the invariant of `Mapping` the list has so many entries that are mapped.
             sg = unsafe { bindings::sg_next(sg) };
-            list.push(self.sge(sg))?;
+            *to = self.sge(sg);
         }
-        Ok(list)
+        *len += count;
+        Ok(())
     }
 
     /// Returns an entry for one of the list, which is mapped.
