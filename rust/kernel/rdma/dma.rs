@@ -310,11 +310,22 @@ impl<D: DeviceReads> Buf<D> {
                 "write more by `cpu()`, before the buffer is posted"
             )
         };
-        let to = self.mapped.bytes(offset, N)?.cast::<[u8; N]>();
-        // SAFETY: The range is inside of the memory. A shared reference gives no other access to
-        // the bytes but this one and copies by C, and this is volatile, as WRITE_ONCE(): what is
-        // read or written meanwhile is torn at worst.
-        unsafe { to.write_volatile(*bytes) };
+        let to = self.mapped.bytes(offset, N)?;
+        let from = bytes.as_ptr();
+        // SAFETY: Both ranges are `N` bytes, of the memory and of `bytes`. A shared reference gives
+        // no other access to the former but this one and copies by C, and this is volatile, as
+        // WRITE_ONCE(): what is read or written meanwhile is torn at worst.
+        unsafe {
+            if const { N % 8 != 0 } {
+                to.cast::<[u8; N]>().write_volatile(*bytes);
+            } else {
+                // The compiler would load all of them before it stores one.
+                for n in 0..N / 8 {
+                    let word = from.cast::<[u8; 8]>().add(n).read();
+                    to.cast::<[u8; 8]>().add(n).write_volatile(word);
+                }
+            }
+        }
         self.mapped.sync_for_device(offset, N);
         Ok(())
     }
