@@ -34,10 +34,10 @@ impl Ratelimit {
         Self(Atomic::new(0))
     }
 
-    /// Counts a message. Returns whether it is to be printed (`__ratelimit`), and how many were not
-    /// in the interval before. Any context.
+    /// Counts a message. Returns whether it is to be printed (`__ratelimit`); how many were not in
+    /// the interval before is printed first. Any context.
     #[inline(never)]
-    pub fn check(&self) -> Option<u32> {
+    pub fn check(&self) -> bool {
         // SAFETY: The function reads a number that is there since the system was started.
         let now = unsafe { bindings::ktime_get_seconds() } as u64 / INTERVAL;
         let mut old = self.0.load(Relaxed);
@@ -47,8 +47,14 @@ impl Ratelimit {
             let next = if is_same { count.saturating_add(1) } else { 1 };
             // INVARIANT: That many messages are in this interval.
             match self.0.cmpxchg(old, now << 32 | u64::from(next), Relaxed) {
-                Ok(_) if is_same => return (count < BURST).then_some(0),
-                Ok(_) => return Some(count.saturating_sub(BURST)),
+                Ok(_) if is_same => return count < BURST,
+                Ok(_) => {
+                    let missed = count.saturating_sub(BURST);
+                    if missed > 0 {
+                        pr_warn!("{missed} messages like the next one were not printed\n");
+                    }
+                    return true;
+                }
                 Err(other) => old = other,
             }
         }
@@ -61,10 +67,7 @@ impl Ratelimit {
 macro_rules! print_ratelimited {
     ($print:ident, $($arg:tt)*) => {{
         static LIMIT: $crate::ratelimit::Ratelimit = $crate::ratelimit::Ratelimit::new();
-        if let Some(missed) = LIMIT.check() {
-            if missed > 0 {
-                ::kernel::$print!("{missed} messages like the next one were not printed\n");
-            }
+        if LIMIT.check() {
             ::kernel::$print!($($arg)*);
         }
     }};
