@@ -56,14 +56,18 @@ unsigned int nvme_helper_nr_io_queues(struct nvmf_ctrl_options *opts)
 	return nvmf_nr_io_queues(opts);
 }
 
-bool nvme_helper_check_ready(struct nvme_ctrl *ctrl, struct request *rq, bool queue_live)
+/* Returns 0 if the request was started, NVME_HELPER_NOT_READY or a blk_status_t if not. */
+int nvme_helper_begin_request(struct nvme_ctrl *ctrl, struct nvme_ns *ns, struct request *rq,
+			      bool queue_live)
 {
-	return nvme_check_ready(ctrl, rq, queue_live);
-}
+	blk_status_t status;
 
-void nvme_helper_start_request(struct request *rq)
-{
-	nvme_start_request(rq);
+	if (!nvme_check_ready(ctrl, rq, queue_live))
+		return NVME_HELPER_NOT_READY;
+	status = nvme_setup_cmd(ns, rq);
+	if (status == BLK_STS_OK)
+		nvme_start_request(rq);
+	return (__force int)status;
 }
 
 /*
@@ -87,17 +91,20 @@ bool nvme_helper_rq_is_passthrough(struct request *rq)
 	return blk_rq_is_passthrough(rq);
 }
 
+/* A request without segments may have a length, as one that writes zeroes. */
 unsigned int nvme_helper_rq_payload_bytes(struct request *rq)
 {
-	return blk_rq_payload_bytes(rq);
+	return blk_rq_nr_phys_segments(rq) ? blk_rq_payload_bytes(rq) : 0;
 }
 
-unsigned short nvme_helper_rq_nr_phys_segments(struct request *rq)
+/* Returns the number of entries, one at least, or an error number. */
+int nvme_helper_map_data(struct request *rq, struct sg_table *table, struct scatterlist *first)
 {
-	return blk_rq_nr_phys_segments(rq);
-}
+	int ret = -EINVAL;
 
-int nvme_helper_rq_map_sg(struct request *rq, struct scatterlist *list)
-{
-	return blk_rq_map_sg(rq, list);
+	table->sgl = first;
+	if (blk_rq_nr_phys_segments(rq))
+		ret = sg_alloc_table_chained(table, blk_rq_nr_phys_segments(rq), first,
+					     NVME_INLINE_SG_CNT);
+	return ret ?: blk_rq_map_sg(rq, table->sgl);
 }

@@ -14,10 +14,11 @@
 #include "fabrics.h"
 
 /* These have a type that bindgen does not evaluate. */
-enum nvme_helper_sts {
+enum {
 	NVME_HELPER_STS_OK = (__force int)BLK_STS_OK,
 	NVME_HELPER_STS_RESOURCE = (__force int)BLK_STS_RESOURCE,
 	NVME_HELPER_STS_IOERR = (__force int)BLK_STS_IOERR,
+	NVME_HELPER_NOT_READY = -1,
 };
 
 void nvme_helper_init_works(struct work_struct *reset, work_func_t reset_fn,
@@ -33,13 +34,12 @@ unsigned long nvme_helper_get_virt_boundary(struct nvme_ctrl *ctrl, bool is_admi
 void nvme_helper_reconnected(struct nvme_ctrl *ctrl);
 unsigned int nvme_helper_nr_io_queues(struct nvmf_ctrl_options *opts);
 
-bool nvme_helper_check_ready(struct nvme_ctrl *ctrl, struct request *rq, bool queue_live);
-void nvme_helper_start_request(struct request *rq);
+int nvme_helper_begin_request(struct nvme_ctrl *ctrl, struct nvme_ns *ns, struct request *rq,
+			      bool queue_live);
 void nvme_helper_end_request(struct request *rq, __le16 status, __le64 result);
 
 bool nvme_helper_rq_is_passthrough(struct request *rq);
 unsigned int nvme_helper_rq_payload_bytes(struct request *rq);
-unsigned short nvme_helper_rq_nr_phys_segments(struct request *rq);
-int nvme_helper_rq_map_sg(struct request *rq, struct scatterlist *list);
+int nvme_helper_map_data(struct request *rq, struct sg_table *table, struct scatterlist *first);
 
 #endif

@@ -170,6 +170,7 @@ impl<'a> Options<'a> {
     /// # Safety
     ///
     /// `text` is null or one of the options.
+    #[inline(never)]
     unsafe fn text(&self, text: *const c_char) -> Option<&'a str> {
         let text = NonNull::new(text.cast_mut())?;
         // SAFETY: The options are C strings, and stay during `'a`.

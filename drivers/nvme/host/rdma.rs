@@ -23,7 +23,9 @@ use crate::{
     },
     Host, //
 };
+use bindings::nvme_common_command as Command;
 use core::{
+    mem::offset_of,
     net::{
         IpAddr,
         SocketAddr, //
@@ -132,59 +134,37 @@ const MAX_QUEUE_SIZE: u16 = bindings::NVME_RDMA_MAX_QUEUE_SIZE as u16;
 /// A data descriptor (`struct nvme_keyed_sgl_desc`, `struct nvme_sgl_desc`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-struct Descriptor([u8; 16]);
+struct Descriptor {
+    addr: u64,
+    /// From the lowest byte on: the length, of four bytes or of three, with a key behind it that
+    /// has four, and the type.
+    rest: u64,
+}
 
 impl Descriptor {
+    fn new(addr: u64, rest: u64, kind: u32) -> Self {
+        Self {
+            addr: addr.to_le(),
+            rest: (rest | u64::from(kind) << 56).to_le(),
+        }
+    }
+
     /// Of a command without data.
     fn null() -> Self {
-        Self::keyed(Remote { addr: 0, rkey: 0 }, 0, 0)
+        Self::new(0, 0, bindings::NVME_KEY_SGL_FMT_DATA_DESC << 4)
     }
 
     /// Of memory that the target reads or writes; it invalidates the key with its reply.
     fn fr(remote: Remote, len: u32) -> Self {
-        Self::keyed(remote, len, bindings::NVME_SGL_FMT_INVALIDATE as u8)
-    }
-
-    fn keyed(remote: Remote, len: u32, subtype: u8) -> Self {
-        let [l0, l1, l2, _] = len.to_le_bytes();
-        let [k0, k1, k2, k3] = remote.rkey.to_le_bytes();
-        let [a0, a1, a2, a3, a4, a5, a6, a7] = remote.addr.to_le_bytes();
-        let kind = (bindings::NVME_KEY_SGL_FMT_DATA_DESC as u8) << 4 | subtype;
-        Self([
-            a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, k0, k1, k2, k3, kind,
-        ])
+        let kind = bindings::NVME_KEY_SGL_FMT_DATA_DESC << 4 | bindings::NVME_SGL_FMT_INVALIDATE;
+        let rest = u64::from(len & 0xff_ffff) | u64::from(remote.rkey) << 24;
+        Self::new(remote.addr, rest, kind)
     }
 
     /// Of data that follow the command.
     fn inline(len: u32) -> Self {
-        let [l0, l1, l2, l3] = len.to_le_bytes();
         let kind = bindings::NVME_SGL_FMT_DATA_DESC << 4 | bindings::NVME_SGL_FMT_OFFSET;
-        Self([0, 0, 0, 0, 0, 0, 0, 0, l0, l1, l2, l3, 0, 0, 0, kind as u8])
-    }
-}
-
-/// A command, as far as it is the transport's (`struct nvme_common_command`).
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-struct Command {
-    opcode: u8,
-    flags: u8,
-    command_id: U16,
-    _fields: [u8; 20],
-    dptr: Descriptor,
-    _words: [u8; 24],
-}
-
-impl Command {
-    fn new(bytes: [u8; COMMAND], id: TagId) -> Self {
-        let mut this: Self = zerocopy::transmute!(bytes);
-        this.flags |= bindings::NVME_CMD_SGL_METABUF as u8;
-        this.command_id = U16::new(id.generation << TAG_BITS | id.index);
-        this
-    }
-
-    fn bytes(self, dptr: Descriptor) -> [u8; COMMAND] {
-        zerocopy::transmute!(Self { dptr, ..self })
+        Self::new(0, len.into(), kind)
     }
 }
 
@@ -192,11 +172,11 @@ impl Command {
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 struct Completion {
-    result: [u8; 8],
+    result: u64,
     _sq_head: U16,
     _sq_id: U16,
     command_id: U16,
-    status: [u8; 2],
+    status: u16,
 }
 
 /// The private data of a request for a connection (`struct nvme_rdma_cm_req`).
@@ -244,11 +224,41 @@ struct Posted {
     data: Data,
 }
 
-/// The part of a command that waits for the reply; the MR stays with the tag between two of them.
+impl Waiting {
+    /// Unmaps the data of a request.
+    #[inline]
+    fn unmap(&mut self, memory: Memory) -> Rq {
+        let (payload, pd) = memory.into_parts();
+        self.pd = Some(pd);
+        payload.into_rq()
+    }
+}
+
+impl Posted {
+    /// Writes a command of nvme-core, all but the descriptor of its data.
+    fn write(&self, command: &[u8; COMMAND], id: TagId) -> Result {
+        let [_, flags, ..] = command;
+        let flags = flags | bindings::NVME_CMD_SGL_METABUF as u8;
+        let id = id.generation << TAG_BITS | id.index;
+        self.capsule.write(0, command)?;
+        self.capsule.write(offset_of!(Command, flags), &[flags])?;
+        (self.capsule).write(offset_of!(Command, command_id), &id.to_le_bytes())
+    }
+
+    /// Writes the descriptor of the command's data.
+    fn describe(&self, dptr: Descriptor) -> Result {
+        let bytes: [u8; size_of::<Descriptor>()] = zerocopy::transmute!(dptr);
+        self.capsule.write(offset_of!(Command, dptr), &bytes)
+    }
+}
+
+/// The part of a command that waits for the reply; the MR, and the handle of the PD for what is
+/// mapped, stay with the tag between two of them.
 struct Waiting {
     /// The request of a command without data.
     rq: Option<Rq>,
     mr: Option<Mr>,
+    pd: Option<Pd>,
     completion: Option<Completion>,
     /// The command is the request for an asynchronous event.
     is_event: bool,
@@ -264,12 +274,10 @@ impl Exchange for Io {
     type Needs = context::Atomic;
 
     /// Where it has failed, all receives do, by which the queue hears of it.
+    #[inline]
     fn sent(_posted: &Posted, wc: &Wc, _cx: &context::Atomic) {
-        match wc.result() {
-            Err(e) if e.status != Status::WR_FLUSH_ERR => {
-                rdma::pr_info_ratelimited!("a SEND has failed: {}\n", e.status)
-            }
-            _ => {}
+        if let Err(e) = wc.result() {
+            send_failed(&e);
         }
     }
 
@@ -282,11 +290,11 @@ impl Exchange for Io {
         let completion = waiting.completion.take();
         let rq = match core::mem::replace(&mut posted.data, Data::None) {
             Data::None => waiting.rq.take(),
-            Data::Inline(memory) => Some(memory.into_owner().into_rq()),
+            Data::Inline(memory) => Some(waiting.unmap(memory)),
             Data::Keyed(region) => match region.into_parts() {
                 Ok((mr, memory)) => {
                     waiting.mr = Some(mr);
-                    Some(memory.into_owner().into_rq())
+                    Some(waiting.unmap(memory))
                 }
                 Err(region) => {
                     drop(region);
@@ -299,12 +307,18 @@ impl Exchange for Io {
         let Some(Completion { status, result, .. }) = completion else {
             return drop(rq);
         };
-        let (status, result) = (u16::from_ne_bytes(status), u64::from_ne_bytes(result));
         match (rq, link) {
             (Some(rq), _) => rq.end(status, result),
             (None, Some(link)) => link.complete_async_event(status, result),
             (None, None) => {}
         }
+    }
+}
+
+#[cold]
+fn send_failed(error: &WcError) {
+    if error.status != Status::WR_FLUSH_ERR {
+        rdma::pr_info_ratelimited!("a SEND has failed: {}\n", error.status);
     }
 }
 
@@ -385,10 +399,8 @@ impl RecvHandler for Queue {
         let completion = bytes
             .header::<Completion>()
             .map(|(completion, _)| completion);
-        let processed = completion.and_then(|c| queue.process_nvme_rsp(&wc, c));
-        if let Some(e) = processed.err().filter(|e| *e != ENOTCONN) {
-            rdma::pr_err_ratelimited!("QID {}: a bad completion: {e:?}\n", queue.qid);
-            queue.as_arc_borrow().error_recovery();
+        if let Err(e) = completion.and_then(|c| queue.process_nvme_rsp(&wc, c)) {
+            queue.as_arc_borrow().bad_completion(e);
         }
     }
 
@@ -507,6 +519,7 @@ impl Queue {
         let waiting = Waiting {
             rq: None,
             mr: (!is_event).then(|| Mr::alloc(pd, pages, cx)).transpose()?,
+            pd: None,
             completion: None,
             is_event,
         };
@@ -572,6 +585,15 @@ impl Queue {
         let _ = self.client.enqueue(Arc::from(self));
     }
 
+    /// The target breaks the protocol, or the queue is being stopped.
+    #[cold]
+    fn bad_completion(self: ArcBorrow<'_, Self>, error: Error) {
+        if error != ENOTCONN {
+            rdma::pr_err_ratelimited!("QID {}: a bad completion: {error:?}\n", self.qid);
+            self.error_recovery();
+        }
+    }
+
     /// Ends the connection and all requests (`nvme_rdma_stop_queue`).
     fn stop(&self, cx: &Sleepable) {
         let _guard = self.stopping.lock();
@@ -621,26 +643,47 @@ impl Queue {
         }
     }
 
-    /// Lists and maps the data of a request (`nvme_rdma_map_data`).
-    fn map_data(&self, rq: Rq, waiting: &mut Waiting) -> Result<Data, (Rq, Error)> {
-        if !rq.has_data() {
+    /// Lists and maps the `len` bytes of a request's data (`nvme_rdma_map_data`).
+    fn map_data(&self, rq: Rq, len: u32, tag: &mut Tag<Io>) -> Result<(), (Rq, Error)> {
+        let (posted, waiting) = tag.parts();
+        if len == 0 {
             waiting.rq = Some(rq);
-            return Ok(Data::None);
+            return Ok(());
         }
-        let is_inline = rq.is_write() && rq.payload_bytes() <= self.inline_size;
+        let is_inline = rq.is_write() && len <= self.inline_size;
         let payload = rq.map()?;
         let is_inline = is_inline && payload.entries() <= self.inline_segments;
-        let memory = SgMap::new(&self.pd, payload).map_err(|e| (e.owner.into_rq(), e.error))?;
+        let pd = waiting.pd.take().unwrap_or_else(|| self.pd.clone());
+        let memory = SgMap::with_pd(pd, payload).map_err(|e| (e.owner.into_rq(), e.error))?;
         if is_inline {
-            return Ok(Data::Inline(memory));
+            posted.data = Data::Inline(memory);
+            return Ok(());
         }
         let Some(mr) = waiting.mr.take() else {
-            return Err((memory.into_owner().into_rq(), EIO));
+            return Err((waiting.unmap(memory), EIO));
         };
-        Region::map(mr, memory).map(Data::Keyed).map_err(|e| {
-            waiting.mr = Some(e.mr);
-            (e.memory.into_owner().into_rq(), e.error)
-        })
+        match Region::map(mr, memory) {
+            Ok(region) => posted.data = Data::Keyed(region),
+            Err(e) => {
+                waiting.mr = Some(e.mr);
+                return Err((waiting.unmap(e.memory), e.error));
+            }
+        }
+        Ok(())
+    }
+
+    /// A command was not posted.
+    #[cold]
+    #[inline(never)]
+    fn send_refused(self: ArcBorrow<'_, Self>, refused: PostError<Tag<Io>>) -> Result<(), Refused> {
+        let error = refused.error();
+        if let Some(rq) = refused.owner.and_then(Queue::unmap_data) {
+            return Err(rq.refuse(self.reason(error)));
+        }
+        // The request ends with the queue.
+        rdma::pr_err_ratelimited!("QID {}: a SEND was refused: {error:?}\n", self.qid);
+        self.error_recovery();
+        Ok(())
     }
 
     /// Takes a request back that was not sent.
@@ -648,11 +691,11 @@ impl Queue {
         let (posted, waiting) = tag.parts();
         match core::mem::replace(&mut posted.data, Data::None) {
             Data::None => waiting.rq.take(),
-            Data::Inline(memory) => Some(memory.into_owner().into_rq()),
+            Data::Inline(memory) => Some(waiting.unmap(memory)),
             Data::Keyed(region) => {
                 let (mr, memory) = region.into_parts().ok()?;
                 waiting.mr = Some(mr);
-                Some(memory.into_owner().into_rq())
+                Some(waiting.unmap(memory))
             }
         }
     }
@@ -683,31 +726,23 @@ impl Queue {
         }
     }
 
-    /// Posts a command (`nvme_rdma_post_send`).
-    fn post_send(
-        &self,
-        tag: Tag<Io>,
-        command: Command,
-        len: u32,
-    ) -> Result<(), PostError<Tag<Io>>> {
+    /// Posts a command, which has `len` bytes of data (`nvme_rdma_post_send`).
+    fn post_send(&self, tag: Tag<Io>, len: u32) -> Result<(), PostError<Tag<Io>>> {
         tag.post(&self.qp, |posted, chain: &mut Chain<'_, 2, SGES>| {
-            let (dptr, inline) = match &posted.data {
-                Data::None => (Descriptor::null(), None),
-                Data::Inline(memory) => (Descriptor::inline(len), Some(memory)),
+            match &posted.data {
+                Data::None => posted.describe(Descriptor::null())?,
+                Data::Inline(memory) => {
+                    posted.describe(Descriptor::inline(len))?;
+                    let mut sges = SgeList::<_, SGES>::new(posted.capsule.whole());
+                    memory.append_to(&mut sges)?;
+                    return chain.push(SendWr::send(sges));
+                }
                 Data::Keyed(region) => {
                     let remote = chain.push(RegWr::remote_one_way(region))?;
-                    (Descriptor::fr(remote, len), None)
+                    posted.describe(Descriptor::fr(remote, len))?;
                 }
-            };
-            posted.capsule.write(0, &command.bytes(dptr))?;
-            match inline {
-                Some(memory) => {
-                    let mut sges = SgeList::<_, SGES>::new(posted.capsule.whole());
-                    sges.extend(&memory.sges::<{ MAX_INLINE_SEGMENTS as usize }>()?)?;
-                    chain.push(SendWr::send(sges))
-                }
-                None => chain.push(SendWr::send([posted.capsule.whole()])),
             }
+            chain.push(SendWr::send([posted.capsule.whole()]))
         })
     }
 }
@@ -1075,25 +1110,16 @@ impl Transport for Rdma {
             Ok(tag) => tag,
             Err(e) => return Err(rq.refuse(queue.reason(e))),
         };
-        let command = Command::new(rq.command(), tag.id());
-        let len = rq.payload_bytes();
-        let (posted, waiting) = tag.parts();
-        match queue.map_data(rq, waiting) {
-            Ok(data) => posted.data = data,
-            Err((rq, e)) => return Err(rq.refuse(queue.reason(e))),
+        let (id, len) = (tag.id(), rq.payload_bytes());
+        if let Err(e) = tag.parts().0.write(rq.command(), id) {
+            return Err(rq.refuse(queue.reason(e)));
         }
-        let Err(refused) = queue.post_send(tag, command, len) else {
-            return Ok(());
-        };
-        let error = refused.error();
-        match refused.owner.and_then(Queue::unmap_data) {
-            Some(rq) => Err(rq.refuse(queue.reason(error))),
-            None => {
-                // The request ends with the queue.
-                rdma::pr_err_ratelimited!("QID {}: a SEND was refused: {error:?}\n", queue.qid);
-                queue.error_recovery();
-                Ok(())
-            }
+        if let Err((rq, e)) = queue.map_data(rq, len, &mut tag) {
+            return Err(rq.refuse(queue.reason(e)));
+        }
+        match queue.post_send(tag, len) {
+            Ok(()) => Ok(()),
+            Err(refused) => queue.send_refused(refused),
         }
     }
 
@@ -1107,16 +1133,16 @@ impl Transport for Rdma {
 
     fn submit_async_event(admin: &Queue) {
         // One that is out is enough, and a queue that has failed is made again.
-        let Ok(tag) = admin.tags.take_at(ASYNC_EVENT) else {
+        let Ok(mut tag) = admin.tags.take_at(ASYNC_EVENT) else {
             return;
         };
-        let mut bytes = [0; COMMAND];
-        if let Some(opcode) = bytes.first_mut() {
-            *opcode = bindings::nvme_admin_opcode_nvme_admin_async_event as u8;
-        }
-        let command = Command::new(bytes, tag.id());
-        if let Err(e) = admin.post_send(tag, command, 0) {
-            let e = e.error();
+        let id = tag.id();
+        let mut command = [0; COMMAND];
+        let [opcode, ..] = &mut command;
+        *opcode = bindings::nvme_admin_opcode_nvme_admin_async_event as u8;
+        let written = tag.parts().0.write(&command, id);
+        let posted = written.and_then(|()| Ok(admin.post_send(tag, 0)?));
+        if let Err(e) = posted {
             rdma::pr_err_ratelimited!("an asynchronous event was not asked for: {e:?}\n");
         }
     }

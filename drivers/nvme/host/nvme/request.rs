@@ -2,7 +2,10 @@
 
 //! Requests of blk-mq, and the right to end them.
 
-use crate::bindings;
+use crate::bindings::{
+    self,
+    blk_status_t, //
+};
 use core::{
     mem::{
         forget,
@@ -11,7 +14,6 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    error::to_result,
     prelude::*,
     time::{
         delay::fsleep,
@@ -76,10 +78,10 @@ impl Rq {
 
     /// Returns the command, as nvme-core has made it.
     #[inline]
-    pub(crate) fn command(&self) -> [u8; 64] {
+    pub(crate) fn command(&self) -> &[u8; 64] {
         // SAFETY: By the type invariant the request is in flight, so nvme-core has made the
         // command, whose 64 bytes are initialised, and nobody writes them.
-        unsafe { (&raw const (*self.pdu()).cmd).cast::<[u8; 64]>().read() }
+        unsafe { &*(&raw const (*self.pdu()).cmd).cast() }
     }
 
     /// Returns the tag that blk-mq has chosen, which no other request of the queue has.
@@ -89,7 +91,7 @@ impl Rq {
         unsafe { (*self.raw()).tag as u16 }
     }
 
-    /// Returns the number of bytes that go with the command.
+    /// Returns the number of bytes of memory that go with the command.
     #[inline]
     pub(crate) fn payload_bytes(&self) -> u32 {
         // SAFETY: By the type invariant the request is valid.
@@ -104,13 +106,6 @@ impl Rq {
         unsafe { (*self.raw()).cmd_flags & 1 != 0 }
     }
 
-    /// Returns whether the request has data.
-    #[inline]
-    pub(crate) fn has_data(&self) -> bool {
-        // SAFETY: By the type invariant the request is valid.
-        unsafe { bindings::nvme_helper_rq_nr_phys_segments(self.raw()) != 0 }
-    }
-
     /// Lists the pages of the request's data. Fails with `ENOMEM`, or with `EINVAL` if there are
     /// none.
     #[inline]
@@ -120,23 +115,15 @@ impl Rq {
         // table, which was freed when the last `Payload` was dropped.
         let mapped = unsafe {
             let (table, first) = (&raw mut (*pdu).table, (&raw mut (*pdu).first).cast());
-            (*table).sgl = first;
-            let segments = bindings::nvme_helper_rq_nr_phys_segments(self.raw());
-            let inline = bindings::NVME_INLINE_SG_CNT;
-            let ret = match segments {
-                0 => -(bindings::EINVAL as c_int),
-                _ => bindings::sg_alloc_table_chained(table, segments.into(), first, inline),
-            };
-            to_result(ret).map(|()| {
-                // There is one at least, and as many entries as segments.
-                (*pdu).entries = bindings::nvme_helper_rq_map_sg(self.raw(), (*table).sgl) as u32;
-            })
+            bindings::nvme_helper_map_data(self.raw(), table, first)
         };
-        match mapped {
-            // INVARIANT: The table was just allocated and filled.
-            Ok(()) => Ok(Payload(ManuallyDrop::new(self))),
-            Err(error) => Err((self, error)),
-        }
+        let Ok(entries) = u32::try_from(mapped) else {
+            return Err((self, Error::from_errno(mapped)));
+        };
+        // SAFETY: As above.
+        unsafe { (*pdu).entries = entries };
+        // INVARIANT: The table was just allocated and filled.
+        Ok(Payload(ManuallyDrop::new(self)))
     }
 
     /// Ends the request with the status and the result of the target's completion, in the order of
@@ -266,12 +253,9 @@ unsafe impl SgOwner<OneWay> for Payload {
     }
 }
 
-pub(super) const OK: bindings::blk_status_t =
-    bindings::nvme_helper_sts_NVME_HELPER_STS_OK as bindings::blk_status_t;
-const RESOURCE: bindings::blk_status_t =
-    bindings::nvme_helper_sts_NVME_HELPER_STS_RESOURCE as bindings::blk_status_t;
-const IOERR: bindings::blk_status_t =
-    bindings::nvme_helper_sts_NVME_HELPER_STS_IOERR as bindings::blk_status_t;
+pub(super) const OK: blk_status_t = bindings::NVME_HELPER_STS_OK as blk_status_t;
+const RESOURCE: blk_status_t = bindings::NVME_HELPER_STS_RESOURCE as blk_status_t;
+const IOERR: blk_status_t = bindings::NVME_HELPER_STS_IOERR as blk_status_t;
 
 /// Ends a request whose queue is closed, or has it sent later ([`Reason::Closed`]); returns what
 /// `queue_rq` returns for it.
@@ -281,7 +265,7 @@ const IOERR: bindings::blk_status_t =
 /// blk-mq is calling `queue_rq` for the request, of a tag set of a [`Controller`], and it was not
 /// sent.
 #[cold]
-pub(super) unsafe fn closed(rq: *mut bindings::request) -> bindings::blk_status_t {
+pub(super) unsafe fn closed(rq: *mut bindings::request) -> blk_status_t {
     // SAFETY: The request is valid and was not sent, as the caller promises, and nvme-core has
     // initialised its data. Its controller stays as long as the request.
     unsafe {
@@ -301,10 +285,7 @@ impl Refused {
     ///
     /// What this returns is what `queue_rq` returns for the request `of_call`.
     #[cold]
-    pub(super) unsafe fn give_back(
-        self,
-        of_call: NonNull<bindings::request>,
-    ) -> bindings::blk_status_t {
+    pub(super) unsafe fn give_back(self, of_call: NonNull<bindings::request>) -> blk_status_t {
         let Self { rq, reason } = self;
         if rq.0 != of_call {
             return OK;

@@ -90,6 +90,9 @@ pub(crate) struct Identity {
     pub(crate) queue_count: u32,
 }
 
+const BEGUN: c_int = OK as c_int;
+const NOT_READY: c_int = bindings::NVME_HELPER_NOT_READY as c_int;
+
 impl<'a, T: Transport> Setup<'a, T> {
     pub(super) fn new(ctrl: &'a Controller<T>, sets: MutexGuard<'a, Sets<T>>) -> Self {
         Self { ctrl, sets }
@@ -581,28 +584,20 @@ impl<'a, T: Transport> Setup<'a, T> {
         bd: *const bindings::blk_mq_queue_data,
     ) -> bindings::blk_status_t {
         // SAFETY: Both are valid, as the caller promises. The tag sets are not blocking ones, so
-        // blk-mq calls this in an RCU read-side section.
-        let (rq, ctrl, queue) = unsafe {
+        // blk-mq calls this in an RCU read-side section. The request is that of the call and was
+        // not started, and the controller its own.
+        let (rq, queue) = unsafe {
             let rq = (*bd).rq;
-            (rq, (*pdu(rq)).req.ctrl, Self::slot(hctx).get())
-        };
-        let is_live = queue.is_some_and(|queue| T::is_live(&queue));
-        // SAFETY: The request is that of the call and was not started, and the controller its own.
-        let queue = unsafe {
-            let ready = bindings::nvme_helper_check_ready(ctrl, rq, is_live);
-            let Some(queue) = queue.filter(|_| ready) else {
-                return match queue.is_none_or(|queue| T::is_closed(&queue)) {
-                    true => closed(rq),
-                    false => bindings::nvme_fail_nonready_command(ctrl, rq),
-                };
+            let Some(queue) = Self::slot(hctx).get() else {
+                return closed(rq);
             };
-            let ns = (*(*hctx).queue).queuedata;
-            let status = bindings::nvme_setup_cmd(ns.cast(), rq);
-            if status != OK {
-                return status;
+            let (ctrl, ns) = ((*pdu(rq)).req.ctrl, (*(*hctx).queue).queuedata);
+            match bindings::nvme_helper_begin_request(ctrl, ns.cast(), rq, T::is_live(&queue)) {
+                BEGUN => (rq, queue),
+                NOT_READY if T::is_closed(&queue) => return closed(rq),
+                NOT_READY => return bindings::nvme_fail_nonready_command(ctrl, rq),
+                status => return status as bindings::blk_status_t,
             }
-            bindings::nvme_helper_start_request(rq);
-            queue
         };
         // INVARIANT: The request was just started, so it is in flight, and only this ends it.
         //
