@@ -159,16 +159,6 @@ pub(crate) struct Options<'a>(&'a bindings::nvmf_ctrl_options);
 impl<'a> Options<'a> {
     /// # Safety
     ///
-    /// The options are valid during `'a` and do not change.
-    unsafe fn new(raw: *const bindings::nvmf_ctrl_options) -> Self {
-        // INVARIANT: As the caller promises.
-        //
-        // SAFETY: The options are valid during `'a` and do not change, as the caller promises.
-        Self(unsafe { &*raw })
-    }
-
-    /// # Safety
-    ///
     /// `text` is null or one of the options.
     #[inline(never)]
     unsafe fn text(&self, text: *const c_char) -> Option<&'a str> {
@@ -239,12 +229,6 @@ impl Registered {
     }
 }
 
-/// A controller that is being made, or that nvme-fabrics has.
-struct Entry<T: Transport> {
-    ctrl: ControllerRef<T>,
-    is_created: bool,
-}
-
 /// A transport that is registered with nvme-fabrics (`struct nvmf_transport_ops`).
 ///
 /// # Invariants
@@ -260,7 +244,7 @@ pub(crate) struct Registration<T: Transport> {
     ops: Opaque<bindings::nvmf_transport_ops>,
     /// Those that are not deleted.
     #[pin]
-    controllers: Mutex<KVec<Entry<T>>>,
+    controllers: Mutex<KVec<ControllerRef<T>>>,
 }
 
 // SAFETY: Transports may be registered and unregistered in any thread: their list is locked.
@@ -316,44 +300,30 @@ impl<T: Transport> Registration<T> {
         unsafe { (*raw == TypeId::of::<T>()).then(|| &*raw.cast::<Self>()) }
     }
 
-    /// Deletes the controllers that `which` says, and waits for that (`nvme_delete_ctrl`).
+    /// Deletes the controllers that `which` says, and waits for that (`nvme_delete_ctrl`). One that
+    /// is being created and was not started is left alone.
     pub(crate) fn delete(&self, which: impl Fn(&Controller<T>) -> bool, _cx: &Sleepable) {
-        {
-            let controllers = self.controllers.lock();
-            for entry in controllers
-                .iter()
-                .filter(|entry| entry.is_created && which(&entry.ctrl))
-            {
-                entry.ctrl.delete();
-            }
+        let controllers = self.controllers.lock();
+        for ctrl in controllers.iter().filter(|ctrl| which(ctrl)) {
+            ctrl.delete();
         }
+        drop(controllers);
         // SAFETY: The work queue is there while nvme-core is; the caller may sleep.
         unsafe { bindings::__flush_workqueue(bindings::nvme_delete_wq) };
     }
 
     /// Lists a controller.
     fn list(&self, ctrl: &Controller<T>) -> Result {
-        let entry = Entry {
-            ctrl: ControllerRef::new(ctrl),
-            is_created: false,
-        };
-        Ok(self.controllers.lock().push(entry, GFP_KERNEL)?)
-    }
-
-    /// nvme-fabrics gets a controller.
-    fn created(&self, ctrl: &Controller<T>) {
-        let mut controllers = self.controllers.lock();
-        let is_it = |entry: &&mut Entry<T>| ptr::eq(&raw const *entry.ctrl, ctrl);
-        if let Some(entry) = controllers.iter_mut().find(is_it) {
-            entry.is_created = true;
-        }
+        let ctrl = ControllerRef::new(ctrl);
+        Ok(self.controllers.lock().push(ctrl, GFP_KERNEL)?)
     }
 
     /// A controller is deleted, or was not created.
     fn forget(&self, ctrl: &Controller<T>) {
         let mut controllers = self.controllers.lock();
-        let is_it = |entry: &Entry<T>| ptr::eq(&raw const *entry.ctrl, ctrl);
-        let place = controllers.iter().position(is_it);
+        let place = controllers
+            .iter()
+            .position(|it| ptr::eq(&raw const **it, ctrl));
         let gone = place.and_then(|place| controllers.remove(place).ok());
         drop(controllers);
         // Who deletes it has another reference.
@@ -363,11 +333,11 @@ impl<T: Transport> Registration<T> {
     /// Returns whether there is a controller of the same options (`nvmf_ip_options_match`).
     fn exists(&self, opts: *mut bindings::nvmf_ctrl_options) -> bool {
         let controllers = self.controllers.lock();
-        let matches = |entry: &Entry<T>| {
+        controllers.iter().any(|ctrl| {
             // SAFETY: The controller is valid, and so are the options, which nvme-fabrics passes.
-            entry.is_created && unsafe { bindings::nvmf_ip_options_match(entry.ctrl.raw(), opts) }
-        };
-        controllers.iter().any(matches)
+            ctrl.started.load(Acquire)
+                && unsafe { bindings::nvmf_ip_options_match(ctrl.raw(), opts) }
+        })
     }
 
     /// `nvmf_transport_ops.create_ctrl`.
@@ -442,7 +412,6 @@ impl<T: Transport> Registration<T> {
             }
             return Err(created.err().unwrap_or(EINVAL.into()));
         }
-        this.created(&ctrl);
         // The reference is that of nvme-fabrics' file.
         Ok(ManuallyDrop::new(ctrl).raw())
     }

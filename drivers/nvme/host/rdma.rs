@@ -808,11 +808,7 @@ impl Rdma {
         }
         // The queue goes if it fails, and ends what is waited for.
         drop(queue);
-        let connected = match qid {
-            0 => setup.connect_admin_queue(cx),
-            _ => setup.connect_io_queue(qid, cx),
-        };
-        if let Err(e) = connected {
+        if let Err(e) = setup.connect_queue(qid, cx) {
             let code = e.code();
             dev_info!(
                 setup.ctrl().device(),
@@ -986,7 +982,7 @@ impl Rdma {
 
     fn reconnect_or_remove(ctrl: &Controller<Self>, failure: Option<Failure>) {
         // If it is being reset or deleted, do nothing.
-        if ctrl.state() != State::Connecting {
+        if ctrl.state() != Some(State::Connecting) {
             return;
         }
         if ctrl.should_reconnect(failure) {

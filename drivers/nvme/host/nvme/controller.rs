@@ -199,15 +199,14 @@ impl<T: Transport> Link<T> {
     }
 }
 
-/// The states of a controller, as `enum nvme_ctrl_state`.
+/// The states of a controller that are the transport's (`enum nvme_ctrl_state`). Only nvme-core
+/// begins to delete one.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
 pub(crate) enum State {
-    Live,
-    Resetting,
-    Connecting,
-    /// It is being deleted, or dead.
-    Deleting,
-    New,
+    Live = bindings::nvme_ctrl_state_NVME_CTRL_LIVE,
+    Resetting = bindings::nvme_ctrl_state_NVME_CTRL_RESETTING,
+    Connecting = bindings::nvme_ctrl_state_NVME_CTRL_CONNECTING,
 }
 
 /// A controller (`struct nvme_ctrl`).
@@ -326,7 +325,7 @@ impl<T: Transport> Controller<T> {
             ..Default::default()
         };
         // SAFETY: The options are valid during the call.
-        let given = unsafe { Options::new(opts) };
+        let given = Options(unsafe { &*opts });
         let data = T::new(&given);
         let init = try_pin_init!(Self {
             ctrl: Opaque::zeroed(),
@@ -419,32 +418,24 @@ impl<T: Transport> Controller<T> {
     /// Returns the options that the user has given.
     pub(crate) fn opts(&self) -> Options<'_> {
         // SAFETY: The options stay as long as the controller, and were set when it was made.
-        unsafe { Options::new((*self.raw()).opts) }
+        Options(unsafe { &*(*self.raw()).opts })
     }
 
-    /// Returns the state. Any context.
-    pub(crate) fn state(&self) -> State {
+    /// Returns the state, none if it is new, or is being deleted. Any context.
+    pub(crate) fn state(&self) -> Option<State> {
         // SAFETY: The controller is valid.
         match unsafe { bindings::nvme_helper_ctrl_state(self.raw()) } {
-            bindings::nvme_ctrl_state_NVME_CTRL_LIVE => State::Live,
-            bindings::nvme_ctrl_state_NVME_CTRL_RESETTING => State::Resetting,
-            bindings::nvme_ctrl_state_NVME_CTRL_CONNECTING => State::Connecting,
-            bindings::nvme_ctrl_state_NVME_CTRL_NEW => State::New,
-            _ => State::Deleting,
+            bindings::nvme_ctrl_state_NVME_CTRL_LIVE => Some(State::Live),
+            bindings::nvme_ctrl_state_NVME_CTRL_RESETTING => Some(State::Resetting),
+            bindings::nvme_ctrl_state_NVME_CTRL_CONNECTING => Some(State::Connecting),
+            _ => None,
         }
     }
 
     /// Changes the state, if it may change so (`nvme_change_ctrl_state`). Any context.
     pub(crate) fn change_state(&self, state: State) -> bool {
-        let state = match state {
-            State::Live => bindings::nvme_ctrl_state_NVME_CTRL_LIVE,
-            State::Resetting => bindings::nvme_ctrl_state_NVME_CTRL_RESETTING,
-            State::Connecting => bindings::nvme_ctrl_state_NVME_CTRL_CONNECTING,
-            // Only nvme-core begins to delete, and nothing becomes new.
-            State::Deleting | State::New => return false,
-        };
         // SAFETY: The controller is valid.
-        unsafe { bindings::nvme_change_ctrl_state(self.raw(), state) }
+        unsafe { bindings::nvme_change_ctrl_state(self.raw(), state as u32) }
     }
 
     /// Begins to delete the controller (`nvme_delete_ctrl`), if it was ever started.

@@ -34,10 +34,7 @@ use core::{
     }, //
 };
 use kernel::{
-    error::{
-        from_result,
-        to_result, //
-    },
+    error::to_result,
     prelude::*,
     sync::{
         atomic::{
@@ -100,6 +97,23 @@ impl<'a, T: Transport> Setup<'a, T> {
 
     fn raw(&self) -> *mut bindings::nvme_ctrl {
         self.ctrl.raw()
+    }
+
+    /// Calls a function of C that needs the admin queue, and may sleep.
+    fn with_admin(&self, f: impl FnOnce(*mut bindings::nvme_ctrl) -> c_int) -> Result<(), Failure> {
+        match self.sets.admin {
+            true => Failure::check(f(self.raw())),
+            false => Err(EINVAL.into()),
+        }
+    }
+
+    /// Fails if there is a tag set, or if none is allocated any more.
+    fn may_alloc(&self, has: bool) -> Result {
+        match (has, self.sets.dead) {
+            (true, _) => Err(EEXIST),
+            (_, true) => Err(ENODEV),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the controller.
@@ -170,11 +184,7 @@ impl<'a, T: Transport> Setup<'a, T> {
     /// Allocates the tag set of the admin queue. Fails with `EEXIST` if there is one, and with
     /// `ENODEV` if the controller is being deleted.
     pub(crate) fn alloc_admin_tag_set(&mut self, _cx: &Sleepable) -> Result {
-        match (self.sets.admin, self.sets.dead) {
-            (true, _) => return Err(EEXIST),
-            (_, true) => return Err(ENODEV),
-            _ => {}
-        }
+        self.may_alloc(self.sets.admin)?;
         let (ops, size) = (&Self::ADMIN_OPS, size_of::<Pdu>() as u32);
         // SAFETY: The controller and the place of the set are valid, and the set is not allocated.
         // The operations are static, and those of this type.
@@ -190,11 +200,7 @@ impl<'a, T: Transport> Setup<'a, T> {
     /// Allocates the tag set of the I/O queues. Fails with `EEXIST` if there is one, and with
     /// `ENODEV` if the controller is being deleted.
     pub(crate) fn alloc_io_tag_set(&mut self, polls: bool, _cx: &Sleepable) -> Result {
-        match (self.sets.io, self.sets.dead) {
-            (true, _) => return Err(EEXIST),
-            (_, true) => return Err(ENODEV),
-            _ => {}
-        }
+        self.may_alloc(self.sets.io)?;
         let (ops, size) = (&Self::IO_OPS, size_of::<Pdu>() as u32);
         let maps = if polls { TYPES as u32 } else { 2 };
         // SAFETY: As in `alloc_admin_tag_set`.
@@ -283,18 +289,14 @@ impl<'a, T: Transport> Setup<'a, T> {
         }
     }
 
-    /// Sends Connect on the admin queue, and authenticates (`nvmf_connect_admin_queue`).
-    pub(crate) fn connect_admin_queue(&mut self, _cx: &Sleepable) -> Result<(), Failure> {
-        if !self.sets.admin {
-            return Err(EINVAL.into());
+    /// Sends Connect on a queue, and authenticates (`nvmf_connect_admin_queue`,
+    /// `nvmf_connect_io_queue`).
+    pub(crate) fn connect_queue(&mut self, qid: u16, _cx: &Sleepable) -> Result<(), Failure> {
+        if qid == 0 {
+            // SAFETY: The controller has its admin queue; the caller may sleep.
+            return self.with_admin(|ctrl| unsafe { bindings::nvmf_connect_admin_queue(ctrl) });
         }
-        // SAFETY: The controller has its admin queue; the caller may sleep.
-        Failure::check(unsafe { bindings::nvmf_connect_admin_queue(self.raw()) })
-    }
-
-    /// Sends Connect on an I/O queue (`nvmf_connect_io_queue`).
-    pub(crate) fn connect_io_queue(&mut self, qid: u16, _cx: &Sleepable) -> Result<(), Failure> {
-        if qid == 0 || u32::from(qid) > self.nr_hw_queues() {
+        if u32::from(qid) > self.nr_hw_queues() {
             return Err(EINVAL.into());
         }
         // SAFETY: The controller has its I/O queues, of which this is one; the caller may sleep.
@@ -302,40 +304,31 @@ impl<'a, T: Transport> Setup<'a, T> {
     }
 
     pub(crate) fn enable_ctrl(&mut self, _cx: &Sleepable) -> Result<(), Failure> {
-        if !self.sets.admin {
-            return Err(EINVAL.into());
-        }
         // SAFETY: The controller has its admin queue; the caller may sleep.
-        Failure::check(unsafe { bindings::nvme_enable_ctrl(self.raw()) })
+        self.with_admin(|ctrl| unsafe { bindings::nvme_enable_ctrl(ctrl) })
     }
 
     pub(crate) fn disable_ctrl(&mut self, shutdown: bool, _cx: &Sleepable) {
-        if self.sets.admin {
-            // SAFETY: The controller has its admin queue; the caller may sleep. nvme-core reports
-            // an error, and nothing depends on the result.
-            unsafe { bindings::nvme_disable_ctrl(self.raw(), shutdown) };
-        }
+        // nvme-core reports an error, and nothing depends on the result.
+        //
+        // SAFETY: The controller has its admin queue; the caller may sleep.
+        let _ = self.with_admin(|ctrl| unsafe { bindings::nvme_disable_ctrl(ctrl, shutdown) });
     }
 
     pub(crate) fn init_ctrl_finish(&mut self, _cx: &Sleepable) -> Result<(), Failure> {
-        if !self.sets.admin {
-            return Err(EINVAL.into());
-        }
         // SAFETY: The controller has its admin queue; the caller may sleep.
-        Failure::check(unsafe { bindings::nvme_init_ctrl_finish(self.raw(), false) })
+        self.with_admin(|ctrl| unsafe { bindings::nvme_init_ctrl_finish(ctrl, false) })
     }
 
     /// Asks the controller for as many I/O queues as the user wants; returns how many there are.
     pub(crate) fn set_queue_count(&mut self, _cx: &Sleepable) -> Result<u32, Failure> {
-        if !self.sets.admin {
-            return Err(EINVAL.into());
-        }
+        let mut count = 0;
         // SAFETY: The controller has its options and its admin queue; the caller may sleep.
-        unsafe {
-            let mut count = bindings::nvme_helper_nr_io_queues((*self.raw()).opts) as c_int;
-            Failure::check(bindings::nvme_set_queue_count(self.raw(), &raw mut count))?;
-            Ok(u32::try_from(count).unwrap_or(0))
-        }
+        self.with_admin(|ctrl| unsafe {
+            count = bindings::nvme_helper_nr_io_queues((*ctrl).opts) as c_int;
+            bindings::nvme_set_queue_count(ctrl, &raw mut count)
+        })?;
+        Ok(u32::try_from(count).unwrap_or(0))
     }
 
     /// Begins to use the controller, which is live (`nvme_start_ctrl`). Namespaces may exist from
@@ -461,7 +454,6 @@ impl<'a, T: Transport> Setup<'a, T> {
     }
 
     const ADMIN_OPS: bindings::blk_mq_ops = bindings::blk_mq_ops {
-        init_hctx: Some(Self::init_admin_hctx),
         map_queues: None,
         poll: None,
         ..Self::IO_OPS
@@ -493,50 +485,30 @@ impl<'a, T: Transport> Setup<'a, T> {
         unsafe { &*(*hctx).driver_data.cast() }
     }
 
-    /// Sets the slot of a hardware context.
+    /// `blk_mq_ops.init_hctx`.
     ///
     /// # Safety
     ///
-    /// blk-mq initialises `hctx`, of a tag set whose `driver_data` is of a `Controller<T>`.
-    unsafe fn set_slot(
-        hctx: *mut bindings::blk_mq_hw_ctx,
-        data: *mut c_void,
-        qid: usize,
-    ) -> Result<c_int> {
-        // SAFETY: `nvme_alloc_..._tag_set` has set the data to the `struct nvme_ctrl`.
-        let ctrl = unsafe { Controller::<T>::from_raw(data.cast()) };
-        let slot = ctrl.slots.get(qid).ok_or(EINVAL)?;
-        // SAFETY: blk-mq is initialising it.
-        unsafe { (*hctx).driver_data = ptr::from_ref(slot).cast_mut().cast() };
-        Ok(0)
-    }
-
-    /// `blk_mq_ops.init_hctx` of the admin queue.
-    ///
-    /// # Safety
-    ///
-    /// blk-mq calls this for the tag set.
-    unsafe extern "C" fn init_admin_hctx(
-        hctx: *mut bindings::blk_mq_hw_ctx,
-        data: *mut c_void,
-        _index: c_uint,
-    ) -> c_int {
-        // SAFETY: As the caller promises.
-        from_result(|| unsafe { Self::set_slot(hctx, data, 0) })
-    }
-
-    /// `blk_mq_ops.init_hctx` of the I/O queues.
-    ///
-    /// # Safety
-    ///
-    /// blk-mq calls this for the tag set.
+    /// blk-mq calls this for a tag set of a `Controller<T>`, with the `struct nvme_ctrl`.
     unsafe extern "C" fn init_hctx(
         hctx: *mut bindings::blk_mq_hw_ctx,
         data: *mut c_void,
         index: c_uint,
     ) -> c_int {
-        // SAFETY: As the caller promises.
-        from_result(|| unsafe { Self::set_slot(hctx, data, index as usize + 1) })
+        // SAFETY: The controller is valid. blk-mq has set the queue of the hardware context, and
+        // the set of that.
+        let (ctrl, set) = unsafe {
+            let ctrl = Controller::<T>::from_raw(data.cast());
+            (ctrl, (*(*hctx).queue).tag_set)
+        };
+        let is_admin = ptr::eq(set, ctrl.admin_set.get());
+        let qid = if is_admin { 0 } else { index as usize + 1 };
+        let Some(slot) = ctrl.slots.get(qid) else {
+            return EINVAL.to_errno();
+        };
+        // SAFETY: blk-mq is initialising it.
+        unsafe { (*hctx).driver_data = ptr::from_ref(slot).cast_mut().cast() };
+        0
     }
 
     /// `blk_mq_ops.init_request`.
@@ -637,13 +609,11 @@ impl<'a, T: Transport> Setup<'a, T> {
             let ctrl = Controller::<T>::from_raw((*pdu(rq)).req.ctrl);
             (ctrl, Self::slot((*rq).mq_hctx), Sleepable::assume())
         };
-        // SAFETY: The command was made when the request was started. Its first byte says which it
-        // is.
-        let opcode = unsafe { (*pdu(rq)).req.cmd.cast::<u8>().read() };
-        // SAFETY: The request is valid.
-        let tag = unsafe { (*rq).tag };
+        // SAFETY: The request is valid. Its command was made when it was started, and the first
+        // byte of that says which it is.
+        let (tag, opcode) = unsafe { ((*rq).tag, (*pdu(rq)).req.cmd.cast::<u8>().read()) };
         dev_warn!(ctrl.device(), "I/O tag {tag} opcode {opcode:#x} timeout\n");
-        if ctrl.state() == State::Live {
+        if ctrl.state() == Some(State::Live) {
             // That ends it.
             ctrl.link.error_recovery();
             return bindings::blk_eh_timer_return_BLK_EH_RESET_TIMER;
