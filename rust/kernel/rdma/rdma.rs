@@ -73,6 +73,7 @@ pub mod message;
 pub mod mr;
 mod objects;
 pub mod op;
+pub mod param;
 pub mod pd;
 mod posted;
 pub mod prelude;
