@@ -12,7 +12,7 @@
 //! insmod rdma_kv.ko operations=10000                  # fails if a value is not as it was written
 //! insmod rdma_kv.ko operations=0                      # without an end, until it is unloaded
 //! insmod rdma_kv.ko connections=0                     # the target only
-//! insmod rdma_kv.ko port=0 server=0xc0000201          # the initiator only, of 192.0.2.1
+//! insmod rdma_kv.ko port=0 server=192.0.2.1           # the initiator only
 //! grep . /sys/kernel/debug/rdma_kv/stats/*
 //! ```
 //!
@@ -170,9 +170,9 @@ impl Client for Kv {
         if connections == 0 {
             return Ok(());
         }
-        let server = match module_parameters::server.value() {
-            0 => client.first_device_with_addr(cx)?.1,
-            server => core::net::Ipv4Addr::from(server).into(),
+        let server = match ip_parameters::server.value() {
+            None => client.first_device_with_addr(cx)?.1,
+            Some(server) => server,
         };
         let addr = SocketAddr::new(server, module_parameters::server_port.value());
         let run = Arc::pin_init(Run::new(connections), GFP_KERNEL)?;
@@ -214,6 +214,10 @@ impl DeviceData<Kv> for PerDevice {
     }
 }
 
+rdma::ip_params! {
+    server: "address of the target, otherwise the device's own",
+}
+
 rdma::module_rdma_client! {
     type: Kv,
     name: "rdma_kv",
@@ -222,7 +226,6 @@ rdma::module_rdma_client! {
     license: "GPL",
     params: {
         port: u16 { default: 7178, description: "port of the target; 0: there is none", },
-        server: u32 { default: 0, description: "IPv4 address of the target; 0: the device's own", },
         server_port: u16 { default: 7178, description: "port that is connected to", },
         connections: u32 { default: 4, description: "connections to it", },
         operations: u32 { default: 1000, description: "requests of each; 0: without an end", },

@@ -78,8 +78,7 @@ def target(how, said, operations=96):
                             stderr=subprocess.STDOUT, text=True)
     wait_listening(port)
     subprocess.run(["dmesg", "-C"], check=True)
-    server = "server=0x" + "".join(f"{int(part):02x}" for part in ADDR.split("."))
-    insmod = ["insmod", BUILD / FLAVOUR / "rdma_kv.ko", "port=0", server, f"server_port={port}",
+    insmod = ["insmod", BUILD / FLAVOUR / "rdma_kv.ko", "port=0", f"server={ADDR}", f"server_port={port}",
               "connections=1", f"operations={operations}"]
     ended = subprocess.run(insmod, capture_output=True, check=False, timeout=120)
     log = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
@@ -91,6 +90,17 @@ def target(how, said, operations=96):
     status, out = finish(peer)
     assert status == 0, f"the target could not do it: {out}"
     return found[1]
+
+
+@case("kv: what is no address, or two of them, is refused in one line")
+def addresses():
+    for given in (["server=abc"], ["server=1.2.3"], ["server=0xc0000201"], ["server="], [f"server={ADDR}"] * 2):
+        subprocess.run(["dmesg", "-C"], check=True)
+        ended = subprocess.run(["insmod", BUILD / FLAVOUR / "rdma_kv.ko", *given], capture_output=True, check=False)
+        log = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
+        value = given[0].removeprefix("server=")
+        assert ended.returncode and log.count("\n") == 1, f"{given}: {log}"
+        assert f"rdma_kv: `{value}' invalid for parameter `server'" in log, f"{given}: {log}"
 
 
 for h in ("good", "keep"):
