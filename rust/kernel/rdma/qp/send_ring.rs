@@ -61,7 +61,7 @@ use core::{
 /// # Invariants
 ///
 /// This is invariant in `P`, as the ring, which others use too, has its owners in cells.
-pub struct SendRing<P: CqePointer<ID>, const ID: u64 = 0> {
+pub struct SendRing<P, const ID: u64 = 0> {
     ring: RingRef<P, ID, KEEPER>,
     /// The number of owners in the ring since the last signaled one; less than all that it takes.
     unsignaled: u32,
@@ -89,7 +89,7 @@ struct Entry<P> {
 ///   exclusively, uses the others; a handler of the CQ of `poller`, of which one runs at a time,
 ///   uses these, or the producer once the QP was drained, or the keeper once it is destroyed.
 #[repr(C)]
-struct Ring<P: CqePointer<ID>, const ID: u64> {
+struct Ring<P, const ID: u64> {
     /// The first field, to get back from it.
     cqe: bindings::ib_cqe,
     places: Spsc,
@@ -106,7 +106,7 @@ struct Ring<P: CqePointer<ID>, const ID: u64> {
     entries: KVec<UnsafeCell<MaybeUninit<Entry<P>>>>,
 }
 
-impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
+impl<P, const ID: u64> Ring<P, ID> {
     fn entry(&self, n: u32) -> *mut Entry<P> {
         let index = n as usize & (self.entries.len() - 1);
         // SAFETY: The number of entries is a power of two by the type invariant, so the mask brings
@@ -135,14 +135,14 @@ impl<P: CqePointer<ID>, const ID: u64> Ring<P, ID> {
 /// # Invariants
 ///
 /// The ring is valid, and counts this.
-struct RingRef<P: CqePointer<ID>, const ID: u64, const OF: u32>(NonNull<Ring<P, ID>>);
+struct RingRef<P, const ID: u64, const OF: u32>(NonNull<Ring<P, ID>>);
 
 // SAFETY: It gives access to owners, which are `Send`.
-unsafe impl<P: CqePointer<ID>, const ID: u64, const OF: u32> Send for RingRef<P, ID, OF> {}
+unsafe impl<P: Send, const ID: u64, const OF: u32> Send for RingRef<P, ID, OF> {}
 // SAFETY: A shared one gives access to no owner.
-unsafe impl<P: CqePointer<ID>, const ID: u64, const OF: u32> Sync for RingRef<P, ID, OF> {}
+unsafe impl<P: Send, const ID: u64, const OF: u32> Sync for RingRef<P, ID, OF> {}
 
-impl<P: CqePointer<ID>, const ID: u64, const OF: u32> Deref for RingRef<P, ID, OF> {
+impl<P, const ID: u64, const OF: u32> Deref for RingRef<P, ID, OF> {
     type Target = Ring<P, ID>;
 
     #[inline]
@@ -152,7 +152,7 @@ impl<P: CqePointer<ID>, const ID: u64, const OF: u32> Deref for RingRef<P, ID, O
     }
 }
 
-impl<P: CqePointer<ID>, const ID: u64, const OF: u32> Drop for RingRef<P, ID, OF> {
+impl<P, const ID: u64, const OF: u32> Drop for RingRef<P, ID, OF> {
     #[inline]
     fn drop(&mut self) {
         if self.places.put(OF) {
@@ -401,9 +401,9 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
 }
 
 /// The reference of the QP.
-struct Keeper<P: CqePointer<ID>, const ID: u64>(RingRef<P, ID, KEEPER>);
+struct Keeper<P, const ID: u64>(RingRef<P, ID, KEEPER>);
 
-impl<P: CqePointer<ID>, const ID: u64> Kept for Keeper<P, ID> {
+impl<P: Send + 'static, const ID: u64> Kept for Keeper<P, ID> {
     fn is_out(&self) -> bool {
         self.0.places.requests() > 0
     }
@@ -416,7 +416,7 @@ impl<P: CqePointer<ID>, const ID: u64> Kept for Keeper<P, ID> {
     }
 }
 
-impl<P: CqePointer<ID>, const ID: u64> Drop for Keeper<P, ID> {
+impl<P, const ID: u64> Drop for Keeper<P, ID> {
     fn drop(&mut self) {
         self.0.poller.forget();
         // SAFETY: The QP is destroyed, or this ring was never used. So no handler takes from the
