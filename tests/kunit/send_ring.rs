@@ -18,7 +18,11 @@ use crate::{
         CAPS, //
     },
 };
-use kernel::prelude::*;
+use kernel::{
+    new_spinlock_irq,
+    prelude::*,
+    sync::SpinLockIrq, //
+};
 use rdma::{
     prelude::*,
     qp::{
@@ -127,6 +131,85 @@ fn in_order<C: Polled + Provides<context::Atomic>>() -> Result {
     sends.reclaim(first..first + 2)
 }
 
+/// A response of an array, which a target sends behind its data.
+#[derive(HasCqe)]
+struct Response {
+    cqe: Cqe<Self>,
+    number: usize,
+    buf: Buf<Bidirectional>,
+    /// The numbers of the responses that have completed.
+    sent: Arc<SpinLockIrq<KVec<usize>>>,
+}
+
+impl CqeHandler for Response {
+    type Pointer = Taken<Self>;
+    type Needs = context::Atomic;
+
+    fn done(this: Taken<Self>, _wc: &Wc, _cx: &context::Atomic) {
+        let lost = this.sent.lock().push(this.number, GFP_ATOMIC);
+        if lost.is_err() {
+            pr_err!("FAILED: no memory for a number\n");
+        }
+    }
+}
+
+/// Responses that are taken again when a signaled one has completed, or the ring was reclaimed, or
+/// the QP is destroyed while the completion of a signaled one is lost and others have none.
+fn responses<C: Polled + Provides<context::Atomic>>(reclaims: bool) -> Result {
+    let null = Null::<C>::with(&Caps::new(4 * OWNERS, 1))?;
+    null.disconnect()?;
+    let (cx, all) = (&null.env.cx, OWNERS as usize);
+    let sent = Arc::pin_init(new_spinlock_irq!(KVec::new()), GFP_KERNEL)?;
+    let init = |number| {
+        Ok(Response {
+            cqe: Cqe::new(),
+            number,
+            buf: Buf::alloc(&null.env.pd, 8, cx)?,
+            sent: sent.clone(),
+        })
+    };
+    let mut requests = Requests::new(&null.a, all, init, cx)?;
+    let mut ring = SendRing::new(&null.a, OWNERS, INTERVAL, cx)?;
+    let mut post = |response| {
+        let remote = Remote { addr: 0, rkey: 0 };
+        ring.post(
+            &null.a,
+            response,
+            |r: &Response, chain: &mut Chain<'_, 2>| {
+                chain.push(SendWr::rdma_write([r.buf.whole()], remote))?;
+                chain.push(SendWr::send([r.buf.whole()]))
+            },
+        )
+    };
+    // Twice round.
+    for n in 1..=2 * all {
+        post(requests.take().ok_or(EBUSY)?)?;
+        let back = n - n % INTERVAL as usize;
+        null.wait(|| sent.lock().len() >= back)?;
+        check_eq!(sent.lock().len(), back);
+    }
+    let in_order = (0..2 * all).map(|n| n % all);
+    check!(sent.lock().iter().copied().eq(in_order));
+    null.inject(Injection::Vanish { count: 1 })?;
+    for _ in 0..INTERVAL + 2 {
+        post(requests.take().ok_or(EBUSY)?)?;
+    }
+    check_eq!(requests.idle().count(), 2);
+    let (mut back, Null { a, env, .. }) = (KVec::with_capacity(all, GFP_KERNEL)?, null);
+    if reclaims {
+        ring.reclaim(&a, &env.cx, |response| {
+            // There is room for all.
+            let _ = back.push_within_capacity(response.number);
+        })?;
+        check!(back.iter().copied().eq(0..INTERVAL as usize + 2));
+        check_eq!(requests.idle().count(), all);
+    }
+    drop((ring, a));
+    wait(|| requests.idle().count() == all)?;
+    check_eq!(sent.lock().len(), 2 * all);
+    Ok(())
+}
+
 /// Returns the error of a post, and whether it has the owner.
 fn failed(posted: Posted) -> Result<(Error, u32, bool)> {
     let e = posted.err().ok_or(ENODATA)?;
@@ -150,6 +233,24 @@ mod tests {
     #[test]
     fn owners_come_back_in_order_direct() -> Result {
         in_order::<Direct>()
+    }
+
+    #[test]
+    fn responses_are_taken_again_softirq() -> Result {
+        responses::<Softirq>(false)?;
+        responses::<Softirq>(true)
+    }
+
+    #[test]
+    fn responses_are_taken_again_workqueue() -> Result {
+        responses::<Workqueue>(false)?;
+        responses::<Workqueue>(true)
+    }
+
+    #[test]
+    fn responses_are_taken_again_direct() -> Result {
+        responses::<Direct>(false)?;
+        responses::<Direct>(true)
     }
 
     #[test]
