@@ -29,6 +29,44 @@ static unsigned int srq_size = 1024;
 module_param_cb(srq_size, &srq_size_ops, &srq_size, 0644);
 MODULE_PARM_DESC(srq_size, "set Shared Receive Queue (SRQ) size, should >= 256 (default: 1024)");
 
+static int sig_limit_set(const char *val, const struct kernel_param *kp)
+{
+	return param_set_uint_minmax(val, kp, 1, 128);
+}
+
+static const struct kernel_param_ops sig_limit_ops = {
+	.set = sig_limit_set,
+	.get = param_get_uint,
+};
+
+static unsigned int sig_limit = 1;
+module_param_cb(sig_limit, &sig_limit_ops, &sig_limit, 0644);
+MODULE_PARM_DESC(sig_limit, "Signal one response in so many, 1 to 128 (default: 1)");
+
+static int kept_data_size_set(const char *val, const struct kernel_param *kp)
+{
+	return param_set_uint_minmax(val, kp, 0, 16384);
+}
+
+static const struct kernel_param_ops kept_data_size_ops = {
+	.set = kept_data_size_set,
+	.get = param_get_uint,
+};
+
+static unsigned int kept_data_size;
+module_param_cb(kept_data_size, &kept_data_size_ops, &kept_data_size, 0644);
+MODULE_PARM_DESC(kept_data_size, "Keep the memory of reads of so many bytes at most, 0 to 16384 (default: 0)");
+
+u32 nvmet_helper_sig_limit(void)
+{
+	return READ_ONCE(sig_limit);
+}
+
+u32 nvmet_helper_kept_data_size(void)
+{
+	return READ_ONCE(kept_data_size);
+}
+
 u32 nvmet_helper_srq_size(void)
 {
 	return use_srq ? READ_ONCE(srq_size) : 0;

@@ -17,6 +17,12 @@ bool nvmet_helper_is_write(const struct nvme_command *cmd);
 /* The number of receives of a shared receive queue, 0 if there are to be none. */
 u32 nvmet_helper_srq_size(void);
 
+/* One response in so many is signaled. */
+u32 nvmet_helper_sig_limit(void);
+
+/* The memory of reads of so many bytes at most is kept. */
+u32 nvmet_helper_kept_data_size(void);
+
 /* flush_workqueue(nvmet_wq) */
 void nvmet_helper_flush_wq(void);
 

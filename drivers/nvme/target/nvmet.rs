@@ -85,6 +85,19 @@ pub(crate) fn srq_size() -> u32 {
     unsafe { bindings::nvmet_helper_srq_size() }
 }
 
+/// Returns the number of responses of which one is signaled: the parameter of the module.
+pub(crate) fn sig_limit() -> u32 {
+    // SAFETY: The function reads a variable.
+    unsafe { bindings::nvmet_helper_sig_limit() }
+}
+
+/// Returns the size of the largest reads whose memory is kept, zero for none: the parameter of the
+/// module.
+pub(crate) fn kept_data_size() -> u32 {
+    // SAFETY: The function reads a variable.
+    unsafe { bindings::nvmet_helper_kept_data_size() }
+}
+
 // The registration.
 
 /// Zero, or the address of a [`Target`] in an [`Arc`], of which the [`Transport`] that has
@@ -739,7 +752,8 @@ enum State {
 /// - In the state [`State::Parsed`] the command was parsed, for a submission queue to which it has
 ///   a reference. Its memory is that of `command`, and is lent, as it is in [`State::Done`] until
 ///   the command is taken. Then nvmet no longer uses it.
-/// - `req.sg` is null, or the list of `data`, or `inline_sg`, of the memory of `command`.
+/// - While the command is parsed, or nvmet has it, `req.sg` is null, or the list of `data`, or
+///   `inline_sg`, of the memory of `command` or `kept`.
 pub(crate) struct Request(NonNull<Inner>);
 
 #[repr(C)]
@@ -757,6 +771,10 @@ struct Inner {
     command: Option<Recv>,
     cqe: Buf<ToDevice>,
     data: Ctx<Bidirectional, Pages>,
+    /// Memory for the data of a read, which stays mapped, and the number of bytes that the command
+    /// has there.
+    kept: Option<Buf<ToDevice>>,
+    kept_len: usize,
     /// The queue that the command is to connect.
     connects: Option<Arc<SqInner>>,
 }
@@ -780,6 +798,8 @@ impl Request {
             command: None,
             cqe: Buf::alloc(pd, size_of::<bindings::nvme_completion>(), cx)?,
             data: Ctx::empty(GFP_KERNEL)?,
+            kept: None,
+            kept_len: 0,
             connects: None,
         };
         let inner = KBox::leak(KBox::new(inner, GFP_KERNEL)?);
@@ -875,6 +895,50 @@ impl Request {
             ((*req).sg, (*req).sg_cnt, (*req).transfer_len) = (sg, 1, len as usize);
         }
         Ok(())
+    }
+
+    /// Makes the first bytes of a buffer, which the request has from here on, the data of a read.
+    /// Fails with `EINVAL` if it has not so many, or the command was not parsed, or has data.
+    pub(crate) fn use_kept(&mut self, buf: Buf<ToDevice>, len: u32) -> Result {
+        let inner = self.inner();
+        let (req, sg) = (inner.req.get(), inner.inline_sg.get());
+        // SAFETY: Nobody else uses the request.
+        if inner.state != State::Parsed || unsafe { !(*req).sg.is_null() } {
+            return Err(EINVAL);
+        }
+        let (bytes, size) = lend(inner.kept.insert(buf));
+        if len == 0 || len as usize > size {
+            return Err(EINVAL);
+        }
+        inner.kept_len = len as usize;
+        // SAFETY: The buffer, which the request has until it is released, is kmalloc memory with so
+        // many bytes at `bytes`. The list stays where it is, in the box.
+        // INVARIANT: The list is of the memory of `kept`.
+        unsafe {
+            bindings::sg_init_one(sg, bytes, len);
+            ((*req).sg, (*req).sg_cnt, (*req).transfer_len) = (sg, 1, len as usize);
+        }
+        Ok(())
+    }
+
+    /// Returns the data of a read that nvmet has completed, if they are in a buffer that is kept.
+    #[inline]
+    pub(crate) fn kept(&self) -> Option<Sge<'_>> {
+        let inner = self.shared();
+        if inner.state != State::Done {
+            return None;
+        }
+        inner.kept.as_ref()?.sge(0..inner.kept_len).ok()
+    }
+
+    /// Takes the buffer of a request that was released, for another one.
+    #[inline]
+    pub(crate) fn take_kept(&mut self) -> Option<Buf<ToDevice>> {
+        let inner = self.inner();
+        match inner.state {
+            State::Idle => inner.kept.take(),
+            _ => None,
+        }
     }
 
     /// Allocates the memory of a command's data (`nvmet_req_alloc_sgls`). Fails with `ENOMEM`, or
@@ -1036,6 +1100,9 @@ impl Inner {
         // SAFETY: The completion is in `cqe`, where nvmet has written it.
         self.status = u16::from_le(unsafe { (*(*self.req.get()).cqe).status });
         give_back(&mut self.cqe);
+        if let Some(kept) = &mut self.kept {
+            give_back(kept);
+        }
     }
 
     #[inline]
@@ -1062,6 +1129,7 @@ impl Inner {
             self.uninit();
         }
         self.state = State::Idle;
+        self.kept_len = 0;
         if mem::replace(&mut self.keyed, false) {
             drop(self.data.take());
         }

@@ -25,6 +25,7 @@ use kernel::{
     new_delayed_work,
     new_mutex,
     new_spinlock,
+    new_spinlock_irq,
     new_work,
     prelude::*,
     sync::{
@@ -33,7 +34,8 @@ use kernel::{
             Relaxed, //
         },
         Mutex,
-        SpinLock, //
+        SpinLock,
+        SpinLockIrq, //
     },
     time::{
         delay::fsleep,
@@ -52,9 +54,11 @@ use rdma::{
     prelude::*,
     qp::{
         self,
+        Chain,
         InitAttr,
         QpContext,
         Requests,
+        SendRing,
         Taken, //
     },
     session::{
@@ -541,6 +545,16 @@ pub(crate) struct Queue {
     sq: Sq,
     recv_queue_size: u16,
     sizes: Sizes,
+    /// One response in so many is signaled.
+    sig_limit: u32,
+    /// The responses of which not all are signaled, until the connection ends.
+    #[pin]
+    unsignaled: SpinLockIrq<Option<SendRing<Taken<Response>>>>,
+    /// The size of the largest read whose memory is kept, and the memory of those that are over.
+    kept_data_size: usize,
+    #[pin]
+    kept: SpinLock<KVec<Buf<ToDevice>>>,
+    pd: Pd,
     #[pin]
     responses: SpinLock<Requests<Response>>,
     /// The receives, unless they are those of an SRQ.
@@ -602,7 +616,8 @@ impl qp::Events for QpEvents {
     fn event(self: ArcBorrow<'_, Self>, event: qp::Event, _num: u32, _cx: &context::Atomic) {
         match event {
             qp::Event::COMM_EST => self.0.notify_established(),
-            qp::Event::LAST_WQE_REACHED => {}
+            // A response that is not signaled may have failed, and an SRQ flushes no receive.
+            qp::Event::LAST_WQE_REACHED => self.0.disconnect_later(),
             _ => rdma::pr_err_ratelimited!("received IB QP event: {event}\n"),
         }
     }
@@ -680,7 +695,18 @@ impl Queue {
         // As many as there are commands, and responses that are being sent: the host may have got
         // more of these than are acknowledged.
         let sent = req.send_queue_size().max(AQ_DEPTH);
-        let count = req.recv_queue_size().saturating_add(sent);
+        let kept_data_size = match host_qid {
+            0 => 0,
+            _ => nvmet::kept_data_size() as usize,
+        };
+        let sig_limit = match host_qid {
+            0 => 1,
+            // As `SendRing` demands, at most half of the responses.
+            _ => Self::sig_limit(&sizes, kept_data_size).min(sent),
+        };
+        // So do those that wait for the next signaled one, which the host has got.
+        let unacknowledged = sent.saturating_add(sig_limit.saturating_sub(1));
+        let count = req.recv_queue_size().saturating_add(unacknowledged);
         let responses = Requests::new(&qp, count.into(), |_| Response::alloc(pd, cx), cx)?;
         let recvs = req.recv_queue_size().into();
         let mut commands = match &srq {
@@ -694,6 +720,12 @@ impl Queue {
         for command in commands.iter_mut().flat_map(Requests::idle) {
             recvs.push_within_capacity(command)?;
         }
+        let unsignaled = match sig_limit {
+            1 => None,
+            _ => Some(SendRing::new(&qp, count.into(), sig_limit.into(), cx)?),
+        };
+        let keeps = if kept_data_size == 0 { 0 } else { count };
+        let kept = KVec::with_capacity(keeps.into(), GFP_KERNEL)?;
         let room = Room::new(&qp, sizes.places, count.into(), cx)?;
         let queue = try_pin_init!(Self {
             id: id.clone(),
@@ -703,6 +735,11 @@ impl Queue {
             sq,
             recv_queue_size: req.recv_queue_size(),
             sizes,
+            sig_limit: sig_limit.into(),
+            unsignaled <- new_spinlock_irq!(unsignaled, "nvmet_rdma::Queue::unsignaled"),
+            kept_data_size,
+            kept <- new_spinlock!(kept, "nvmet_rdma::Queue::kept"),
+            pd: pd.clone(),
             responses <- new_spinlock!(responses, "nvmet_rdma::Queue::responses"),
             _commands: commands,
             room,
@@ -741,6 +778,19 @@ impl Queue {
         let least = if req.qid.get() == 0 { 2 } else { 1 };
         let at_once = all.checked_div(each).unwrap_or(least).max(least);
         Ok(sizes(&Load { at_once, ..load })?)
+    }
+
+    /// Returns the number of responses of which one is signaled. The others keep their places until
+    /// then: as many are left as the largest transfer takes, or a command would wait for ever.
+    fn sig_limit(sizes: &Sizes, kept_data_size: usize) -> u16 {
+        let places = |len: usize| {
+            let pages = len.div_ceil(PAGE) as u32;
+            sizes.transfer(pages).saturating_add(1)
+        };
+        let left = (sizes.places).saturating_sub(places(Target::MAX_TRANSFER as usize));
+        let most = left.checked_div(places(kept_data_size)).unwrap_or(0);
+        // The parameter is 128 at most.
+        nvmet::sig_limit().min(most.saturating_add(1)) as u16
     }
 
     /// Accepts the connection (`nvmet_rdma_cm_accept`). If that fails, it ends.
@@ -782,7 +832,7 @@ impl Queue {
         // The drain flushes the QP where there is no connection.
         let _ = self.id.disconnect(cx);
         self.room.close(ENOTCONN, |mut response| response.put());
-        let drained = self.qp.drain(cx);
+        let drained = self.drain(cx);
         // One that was being accepted has got it meanwhile.
         self.id.release_handler(cx);
         self.reclaim();
@@ -792,10 +842,28 @@ impl Queue {
         });
         cleared.or_else(|e| {
             rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
-            self.qp.release_context(cx)
+            match self.unsignaled.lock().is_some() {
+                // Only a drain gives these responses back. This is called again.
+                true => Err(e),
+                false => self.qp.release_context(cx),
+            }
         })?;
         self.reclaim();
         Ok(())
+    }
+
+    /// Drains the QP, and ends the responses that have no completion. From here on each is signaled.
+    fn drain(&self, cx: &Sleepable) -> Result {
+        let unsignaled = self.unsignaled.lock().take();
+        let Some(mut unsignaled) = unsignaled else {
+            return self.qp.drain(cx);
+        };
+        let drained = unsignaled.reclaim(&self.qp, cx, |mut response| response.put());
+        if drained.is_err() {
+            // This is called again.
+            *self.unsignaled.lock() = Some(unsignaled);
+        }
+        drained
     }
 
     /// Ends what is left of responses that the QP has dropped (`nvmet_rdma_reclaim_rsp`).
@@ -1095,6 +1163,13 @@ impl Queue {
         let (Data::In(remote, len) | Data::Out(remote, len)) = response.data else {
             return Request::execute(response, cx);
         };
+        if matches!(response.data, Data::Out(..)) && len as usize <= self.kept_data_size {
+            let used = (self.take_kept(cx)).and_then(|buf| response.request.use_kept(buf, len));
+            return match used {
+                Ok(()) => Request::execute(response, cx),
+                Err(_) => Request::complete(response, INTERNAL, None),
+            };
+        }
         if response.request.alloc_sgls(len as usize).is_err() {
             return Request::complete(response, INTERNAL, None);
         }
@@ -1127,11 +1202,16 @@ impl Queue {
     #[inline]
     fn send(&self, response: Taken<Response>) {
         let posted = match response.data {
-            Data::Out(..) if response.request.status() == Some(0) => {
-                self.qp.post_rw(response, |response: &Response| {
-                    Ok(response.request.prepared().then(response.send_wr()))
-                })
+            Data::Out(remote, _) if response.request.status() == Some(0) => {
+                match response.request.kept() {
+                    Some(_) => self.post(response, Some(remote)),
+                    None => self.qp.post_rw(response, |response: &Response| {
+                        Ok(response.request.prepared().then(response.send_wr()))
+                    }),
+                }
             }
+            // The others have pages, which are to be freed.
+            Data::None if self.sig_limit > 1 => self.post(response, None),
             _ => self
                 .qp
                 .post_send(response, |response: &Response| Ok(response.send_wr())),
@@ -1143,6 +1223,48 @@ impl Queue {
             }
             self.id.disconnect_later();
         }
+    }
+}
+
+impl Queue {
+    /// Posts a response that has no pages of nvmet, behind its data if there are some, and has it
+    /// signaled if it is its turn.
+    #[inline]
+    fn post(
+        &self,
+        response: Taken<Response>,
+        data: Option<Remote>,
+    ) -> Result<(), PostError<Taken<Response>>> {
+        if self.sig_limit > 1 {
+            // The order of the ring is that of the send queue.
+            if let Some(unsignaled) = &mut *self.unsignaled.lock() {
+                return unsignaled.post(
+                    &self.qp,
+                    response,
+                    |response, chain: &mut Chain<'_, 2>| response.chain(data, chain),
+                );
+            }
+        }
+        (self.qp).post_chain(response, |response: &Response, chain: &mut Chain<'_, 2>| {
+            response.chain(data, chain)
+        })
+    }
+
+    /// Returns memory for a read that is not larger than those that are kept.
+    #[inline]
+    fn take_kept(&self, cx: &Sleepable) -> Result<Buf<ToDevice>> {
+        let kept = self.kept.lock().pop();
+        match kept {
+            Some(buf) => Ok(buf),
+            None => Buf::alloc(&self.pd, self.kept_data_size, cx),
+        }
+    }
+
+    /// Keeps the memory of a read that is over.
+    #[inline]
+    fn keep(&self, buf: Buf<ToDevice>) {
+        // There is room for those of all responses.
+        let _ = self.kept.lock().push_within_capacity(buf);
     }
 }
 
@@ -1206,6 +1328,16 @@ impl Response {
         }
     }
 
+    /// Adds the response to a chain, behind its data if these are kept.
+    #[inline]
+    fn chain<'a>(&'a self, data: Option<Remote>, chain: &mut Chain<'a, 2>) -> Result {
+        if let Some(remote) = data {
+            let kept = self.request.kept().ok_or(EINVAL)?;
+            chain.push(SendWr::rdma_write([kept], remote))?;
+        }
+        chain.push(self.send_wr())
+    }
+
     /// Ends all use of the response (`nvmet_rdma_release_rsp`).
     #[inline]
     fn put(&mut self) {
@@ -1222,8 +1354,12 @@ impl CqeHandler for Response {
     fn done(mut this: Self::Pointer, wc: &Wc, cx: &InQueue) {
         let places = this.n_rdma.saturating_add(1);
         this.put();
+        let kept = this.request.take_kept();
         drop(this);
         let Some(queue) = cx.get_arc() else { return };
+        if let Some(kept) = kept {
+            queue.keep(kept);
+        }
         queue.give_places(places, cx);
         if let Err(e) = wc.result() {
             queue.failed("SEND", &e, cx);
