@@ -4,14 +4,15 @@
 same machine, by two pairs of modules in turns.
 
 nvme_bench DIR PHASE FIRST SECOND: PHASE is nvme-read or nvme-write, each pair HOST:TARGET, as nvme.py names
-them (c:c). What each job has said goes to DIR/PHASE.jsonl, a line a job, once the phase is whole.
+them (c:c), the target with parameters of its module (c:rust,sig_limit=16). What each job has said goes to
+DIR/PHASE.jsonl, a line a job, once the phase is whole.
 
 nvme_bench modes: counts what one I/O takes of the kernel's work items, softirqs, polls and switches of tasks."""
 
 import json
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import nvme
@@ -37,7 +38,9 @@ def set_mtu(mtu):
 def disk(pair, scheduler="none"):
     """A disk of one queue whose target has a null_blk device behind it, by the modules of a pair."""
     host, target = pair.split(":")
-    with nvme.ends(host, target), nvme.Null(memory_backed=0) as null, nvme.Target(null) as served:
+    target, *words = target.split(",")
+    parameters = nvme.target_with(target, **dict(word.split("=") for word in words)) if words else nullcontext()
+    with nvme.ends(host, target), parameters, nvme.Null(memory_backed=0) as null, nvme.Target(null) as served:
         with nvme.Controller(served, host, nr_io_queues=1) as controller:
             path = controller.disk()
             # For a disk of one queue the kernel takes mq-deadline, which has a work item submit each request.
