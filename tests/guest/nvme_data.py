@@ -150,7 +150,7 @@ for text, make in BACKINGS.items():
     def backings(ground, made):
         backing = made()
         with ground.pair(backing) as (_, host):
-            ground.verify(host.disk(), backing, {"name": "small", "bs": "4k", "size": "512k"},
+            ground.verify(host.disk(), backing, {"name": "small", "bs": "4k", "size": "256k"},
                           {"name": "large", "bs": "128k", "size": "2m", "offset": "4m"}, iodepth=8)
 
 
@@ -187,6 +187,22 @@ def shared_receives(ground):
             ground.figures["resets"] += 1
             ground.stop(load)
         ground.verify(one.disk(), first, iodepth=16, size="512k")
+
+
+@case("one response in 16 is signaled, and memory of reads is kept", links=("rxe", "siw"),
+      defects={("target", "c"): "it signals each response"})
+def few_signaled(ground):
+    null = Null()
+    # With few places in the send queue, large transfers wait for those of responses that are not signaled.
+    for srq, options in ((0, {}), (0, {"queue_size": 16}), (1, {"queue_size": 16})):
+        with (nvme.target_with(ground.end, sig_limit=16, kept_data_size=4096, use_srq=srq),
+              ground.pair(null, nr_io_queues=1, **options) as (_, host)):
+            # The last reads leave some that are not signaled.
+            for seed in range(2):
+                ground.verify(host.disk(), null, {"name": "small", "bs": "4k", "size": "256k"},
+                              {"name": "large", "bs": "1m", "offset": "16m", "size": "4m"}, iodepth=32, randseed=seed)
+                host.reset()
+                ground.figures["resets"] += 1
 
 
 @case("two namespaces at once")
