@@ -17,7 +17,13 @@ use kernel::{
         TryNewListArc, //
     },
     new_spinlock_irq,
-    sync::SpinLockIrq, //
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        SpinLockIrq, //
+    }, //
 };
 
 /// A context of transfers by `rdma_rw`.
@@ -58,6 +64,8 @@ pub(crate) struct Entry {
     links: ListLinks,
     #[pin]
     tracker: AtomicTracker,
+    /// Set while this is in `list`. It changes with the list locked.
+    is_listed: Atomic<bool>,
 }
 
 // SAFETY: A context may be used from any thread, and the rest is `Send`.
@@ -104,6 +112,7 @@ impl PreparedList {
             let Some(entry) = listed.entries.pop_front() else {
                 return;
             };
+            entry.is_listed.store(false, Relaxed);
             // SAFETY: The entry was in the list, which is still locked, so by the invariant of
             // `Entry` the context is valid, and nobody else takes its transfer back. The QP is
             // valid, as the caller promises.
@@ -131,6 +140,7 @@ impl Entry {
                 ctx: NonNull::from(ctx),
                 links <- ListLinks::new(),
                 tracker <- AtomicTracker::new(),
+                is_listed: Atomic::new(false),
             }),
             GFP_KERNEL,
         )?;
@@ -143,6 +153,13 @@ impl Entry {
     /// Returns whether this is an entry of this list.
     pub(crate) fn is_of(&self, list: &Arc<PreparedList>) -> bool {
         Arc::ptr_eq(&self.list, list)
+    }
+
+    /// Returns whether this is in its list, for one who has a handle of the QP and has the context
+    /// for itself: so nobody adds or removes this meanwhile, and the QP does not end.
+    #[inline]
+    pub(crate) fn is_listed(&self) -> bool {
+        self.is_listed.load(Relaxed)
     }
 
     /// Adds this to its list, unless it is there. If the end of the QP has closed that, a transfer
@@ -158,6 +175,7 @@ impl Entry {
             //
             // INVARIANT: The context is valid, as the caller promises.
             if let Ok(entry) = ListArc::try_from_arc(self.clone()) {
+                self.is_listed.store(true, Relaxed);
                 listed.entries.push_back(entry);
             }
             return;
@@ -174,6 +192,7 @@ impl Entry {
         let mut listed = self.list.list.lock();
         // SAFETY: This is in no other list.
         let entry = unsafe { listed.entries.remove(self) };
+        self.is_listed.store(false, Relaxed);
         // With the lock held, as an entry that is listed is known to be so until it is dropped. The
         // caller has another reference.
         drop(entry);
