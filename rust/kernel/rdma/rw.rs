@@ -529,11 +529,19 @@ impl Inner {
 
     /// Makes the list what it was before it was cut.
     fn uncut(&mut self) {
-        if let Some(ends) = self.ends.take() {
-            ends.iter().for_each(sg::Extent::restore);
+        if self.ends.is_some() {
+            self.restore();
         }
         // INVARIANT: All entries of the list.
         (self.first, self.count) = (self.all.sgl, self.all.orig_nents);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn restore(&mut self) {
+        for end in self.ends.take().iter().flatten() {
+            end.restore();
+        }
     }
 }
 
@@ -792,31 +800,52 @@ impl RawCtx {
         };
         // SAFETY: The caller promises that nothing else uses this.
         let inner = unsafe { &mut *self.inner.get() };
-        let ended = !inner.exposed || safe;
+        if inner.exposed && !safe {
+            // SAFETY: As the caller promises, of the QP of the transfer.
+            unsafe { self.lose(qp) };
+        } else {
+            // SAFETY: The context was initialised for this QP, which is not destroyed while it
+            // counts the transfer, and with these entries.
+            unsafe {
+                let (raw, qp, port) = (inner.raw.get(), qp.as_ptr(), qp.as_ref().port);
+                bindings::rdma_rw_ctx_destroy(raw, qp, port, inner.first, inner.count, inner.dir);
+            }
+            inner.uncut();
+            inner.exposed = false;
+            self.state.set(inner.idle());
+        }
+        // SAFETY: The QP counts the transfer until this.
+        unsafe { qp::transfers(qp.as_ptr()) }.end(ptr::null_mut());
+    }
+
+    /// Ends a transfer, but its count, whose memory a peer has a key to: the QP keeps that.
+    ///
+    /// # Safety
+    ///
+    /// As of [`RawCtx::finish`]. There is a transfer, of `qp`.
+    #[cold]
+    #[inline(never)]
+    unsafe fn lose(&self, qp: NonNull<bindings::ib_qp>) {
+        // SAFETY: The caller promises that nothing else uses this.
+        let inner = unsafe { &mut *self.inner.get() };
         // SAFETY: The context was initialised for this QP, which is not destroyed while it counts
-        // the transfer, and with these entries. With a count of zero no page is unmapped.
-        let (mapping, transfers) = unsafe {
-            let count = if ended { inner.count } else { 0 };
+        // the transfer. With a count of zero no page is unmapped.
+        let mapping = unsafe {
             let (raw, port) = (inner.raw.get(), qp.as_ref().port);
-            bindings::rdma_rw_ctx_destroy(raw, qp.as_ptr(), port, inner.first, count, inner.dir);
-            (inner.mapping(qp), qp::transfers(qp.as_ptr()))
+            bindings::rdma_rw_ctx_destroy(raw, qp.as_ptr(), port, inner.first, 0, inner.dir);
+            inner.mapping(qp)
         };
         inner.uncut();
         inner.exposed = false;
-        if ended {
-            self.state.set(inner.idle());
-        } else {
-            if let Some(owner) = inner.owner.take() {
-                // INVARIANT: The mapping is of the owner's memory, and for the QP's device. The QP
-                // drops both after its MRs and before its PD.
-                let left = (sg::OwnMapping(mapping), owner);
-                // SAFETY: The QP is this crate's, and counts the transfer until `end`.
-                unsafe { qp::keep_until_destroyed(qp.as_ptr(), left) };
-            }
-            // INVARIANT: There is no owner any longer, and the transfer has ended.
-            self.state.set(RwState::EMPTY);
+        if let Some(owner) = inner.owner.take() {
+            // INVARIANT: The mapping is of the owner's memory, and for the QP's device. The QP
+            // drops both after its MRs and before its PD.
+            let left = (sg::OwnMapping(mapping), owner);
+            // SAFETY: The QP is this crate's, and counts the transfer until `end`.
+            unsafe { qp::keep_until_destroyed(qp.as_ptr(), left) };
         }
-        transfers.end(ptr::null_mut());
+        // INVARIANT: There is no owner any longer, and the transfer has ended.
+        self.state.set(RwState::EMPTY);
     }
 
     /// Puts this into the list of a QP for which a transfer is prepared.
@@ -833,9 +862,11 @@ impl RawCtx {
         if let Some(entry) = entry.as_ref().filter(|entry| entry.is_of(list)) {
             // It is not listed if a view of the memory was forgotten.
             //
-            // SAFETY: The context removes its entry before it is freed. The caller has claimed it,
-            // which keeps all others from the transfer.
-            unsafe { entry.add() };
+            if !entry.is_listed() {
+                // SAFETY: The context removes its entry before it is freed. The caller has claimed
+                // it, which keeps all others from the transfer.
+                unsafe { entry.add() };
+            }
             return Ok(());
         }
         if let Some(entry) = entry.take() {
@@ -1111,8 +1142,41 @@ unsafe fn refused(
     (error, Some(posted))
 }
 
-/// Claims a context, begins any transfer of its memory and posts the requests. If there is no
-/// `posted`, it is only prepared.
+/// Claims a context and maps its memory for a transfer that is posted later.
+///
+/// # Safety
+///
+/// The context is there, and `target` is that of a QP to which the caller has a reference.
+#[inline(never)]
+unsafe fn prepare(ctx: &RawCtx, extents: Extents, target: &wr::PostTarget) -> Result {
+    let (qp, at, dir) = (target.raw, target.raw.as_ptr() as usize, extents.dir);
+    if extents.range.is_none() && ctx.state.claim(target.rw_idle, at).is_ok() {
+        // SAFETY: The QP is valid, and the context was just claimed for it; QP and device have the
+        // limits that C divides by, and the QP a port, as it need not look at the transfer.
+        unsafe { ctx.map(qp, qp.as_ref().port, extents.remote, extents.dir) }?;
+    } else {
+        // SAFETY: The QP is valid, as the caller promises.
+        unsafe { ctx.map_part(qp, extents) }?;
+    }
+    // SAFETY: The context was claimed above for the QP, to which the caller has a reference.
+    if let Err(error) = unsafe { ctx.list(qp) } {
+        // SAFETY: Nothing is posted, and the claim keeps all others from the context.
+        unsafe { ctx.finish(true) };
+        return Err(error);
+    }
+    let stale = match dir {
+        // SAFETY: The QP and its device are valid, as the caller promises.
+        WRITE if unsafe { bindings::rdma_helper_dma_need_sync(qp.as_ref().device) } => {
+            RwState::STALE
+        }
+        _ => 0,
+    };
+    // INVARIANT: The transfer is mapped, and the context in the list of its QP.
+    ctx.state.set(at | RwState::PREPARED | stale);
+    Ok(())
+}
+
+/// Claims a context, begins any transfer of its memory and posts the requests.
 ///
 /// # Safety
 ///
@@ -1124,7 +1188,7 @@ unsafe fn begin(
     ctx: NonNull<RawCtx>,
     extents: Option<Extents>,
     qp: NonNull<bindings::ib_qp>,
-    posted: Option<Posted>,
+    posted: Posted,
 ) -> Result<(), Failed> {
     // SAFETY: The context is there until a request is posted, as the caller promises.
     let this = unsafe { ctx.as_ref() };
@@ -1140,26 +1204,6 @@ unsafe fn begin(
         },
     };
     claimed.map_err(|error| (error, Some(0)))?;
-    let Some(posted) = posted else {
-        // SAFETY: The context was claimed above for the QP, to which the caller has a reference.
-        if let Err(error) = unsafe { this.list(qp) } {
-            // SAFETY: Nothing is posted, and the claim keeps all others from the context.
-            unsafe { this.finish(true) };
-            return Err((error, Some(0)));
-        }
-        // SAFETY: The QP and its device are valid, as the caller promises. The claim keeps all others
-        // from `inner`.
-        let stale = match unsafe { (*this.inner.get()).dir } {
-            // SAFETY: As above.
-            WRITE if unsafe { bindings::rdma_helper_dma_need_sync(qp.as_ref().device) } => {
-                RwState::STALE
-            }
-            _ => 0,
-        };
-        // INVARIANT: The transfer is mapped, and the context in the list of its QP.
-        this.state.set(at | RwState::PREPARED | stale);
-        return Ok(());
-    };
     // SAFETY: The context was claimed above, which keeps all others from it, and the transfer is
     // mapped, so `first` is valid. So are the QP and `posted.then`, and the memory of the requests
     // stays where it is, as the caller promises.
@@ -1220,8 +1264,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// or MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all
     /// are in use; `ENOMEM`. See Documentation/mr.rst.
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
-        // SAFETY: The context is borrowed, and the QP is valid. Nothing is posted.
-        unsafe { begin(rw.ctx.into(), rw.extents, self.any.target.raw, None) }.map_err(|(e, _)| e)
+        let Some(extents) = rw.extents else {
+            return Err(EINVAL);
+        };
+        // SAFETY: The context is borrowed, and so is the QP.
+        unsafe { prepare(rw.ctx, extents, &self.any.target) }
     }
 
     /// Transfers memory of a [`Ctx`] to or from the peer (`rdma_rw_ctx_init`, `rdma_rw_ctx_post`),
@@ -1276,7 +1323,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let user = owner.into_cqe(cqe::Sealed(()));
         let begin = |extents| {
             let done = done::<P::Target, ID, false>;
-            let posted = Some(Posted { user, done, then });
+            let posted = Posted { user, done, then };
             // SAFETY: The QP is valid. The owner keeps the context and the memory of `then`, which
             // `rw` has borrowed from it, and `then` is null or was just written. The owner is the
             // queue's until it completes, or is kept until the QP is drained below.

@@ -148,6 +148,7 @@ impl RwState {
         !matches!(state, Self::IDLE | Self::EMPTY | Self::LARGE) && state & Self::PREPARED == 0
     }
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.qp() == Self::EMPTY
     }
