@@ -592,14 +592,13 @@ pub(crate) unsafe fn extent(table: &bindings::sg_table) -> Result<(u32, u32)> {
     let (mut len, mut pages) = (0_u32, 0_u32);
     // SAFETY: The list has so many entries, which `sg_next` finds, by the contract of `SgOwner`.
     unsafe {
-        let (mut sg, mut left) = (table.sgl, table.orig_nents);
-        while left > 0 {
+        let mut sg = table.sgl;
+        for left in (0..table.orig_nents).rev() {
             let (offset, length) = ((*sg).offset as usize, (*sg).length);
             len = len.checked_add(length).ok_or(EINVAL)?;
             let touched = (offset % mr::PAGE_SIZE + length as usize).div_ceil(mr::PAGE_SIZE);
             pages = pages.saturating_add(touched as u32);
-            left -= 1;
-            if left > 0 {
+            if left != 0 {
                 sg = bindings::sg_next(sg);
             }
         }

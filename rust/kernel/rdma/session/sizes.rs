@@ -168,6 +168,8 @@ struct Transfer {
     requests: u32,
     /// The number of pages of a work request without an MR.
     sges: u32,
+    /// The number of pages that a context, and a work request without an MR, has in any case.
+    few: u32,
 }
 
 impl Transfer {
@@ -226,6 +228,7 @@ impl Sizes {
             contexts: each,
             requests,
             sges,
+            few: load.pages.checked_div(each).unwrap_or(0).min(sges),
         };
         let transfers = within(Limit::SendWr, times(at_once, load.transfers), max_wr)?;
         let transferred = match transfers {
@@ -287,7 +290,12 @@ impl Sizes {
     ///     sizes.transfer(pages).saturating_add(1)
     /// }
     /// ```
+    #[inline]
     pub fn transfer(&self, pages: u32) -> u32 {
-        self.transfer.places(pages)
+        match pages {
+            // One context.
+            1.. if pages <= self.transfer.few => self.transfer.requests.max(1),
+            _ => self.transfer.places(pages),
+        }
     }
 }
