@@ -302,14 +302,18 @@ unsafe extern "C" fn disc_traddr(
     // nobody else uses it.
     let response = unsafe { &*(&raw const (*given(req)).owner).cast::<Taken<Response>>() };
     let text = Target::disc_traddr(response).and_then(|addr| text(addr).ok());
+    let len = bindings::NVMF_TRADDR_SIZE as usize;
     // SAFETY: The port is valid. A user may change the address of one that is being disabled, so it
-    // is copied. The buffer is as long, and nvmet sends all of it.
+    // is read byte by byte. The buffer is as long, and nvmet sends all of it.
     unsafe {
-        let configured = (&raw const (*port).disc_addr.traddr).read_volatile();
-        let text = text
-            .as_ref()
-            .map_or(&configured[..], |text| text.to_bytes());
-        write(text, traddr, configured.len());
+        if let Some(text) = text {
+            write(text.to_bytes(), traddr, len);
+            return;
+        }
+        let configured = (&raw const (*port).disc_addr.traddr).cast::<c_char>();
+        for at in 0..len {
+            traddr.add(at).write(configured.add(at).read_volatile());
+        }
     }
 }
 
@@ -861,8 +865,9 @@ impl Request {
     }
 
     /// Returns whether the host sends the data of a command that was parsed, and the bytes of their
-    /// descriptor (`struct nvme_sgl_desc`, `struct nvme_keyed_sgl_desc`).
-    pub(crate) fn descriptor(&self) -> Option<(bool, [u8; 16])> {
+    /// descriptor (`struct nvme_sgl_desc`, `struct nvme_keyed_sgl_desc`), as two numbers.
+    #[inline]
+    pub(crate) fn descriptor(&self) -> Option<(bool, [u64; 2])> {
         let inner = self.shared();
         if inner.state != State::Parsed {
             return None;
@@ -872,8 +877,10 @@ impl Request {
         unsafe {
             let cmd = (*inner.req.get()).cmd;
             let common = cmd.cast::<bindings::nvme_common_command>();
-            let sgl = (&raw const (*common).dptr).cast::<[u8; 16]>().read();
-            Some((bindings::nvmet_helper_is_write(cmd), sgl))
+            let sgl = (&raw const (*common).dptr)
+                .cast::<[u64; 2]>()
+                .read_unaligned();
+            Some((bindings::nvmet_helper_is_write(cmd), sgl.map(u64::from_le)))
         }
     }
 
@@ -954,12 +961,16 @@ impl Request {
         // are freed as nvmet does it.
         let (allocated, list, entries) = unsafe {
             (*req).transfer_len = len;
-            let mut allocated = to_result(bindings::nvmet_req_alloc_sgls(req));
+            let ret = bindings::nvmet_req_alloc_sgls(req);
             let is_plain = (*req).p2p_dev.is_null() && (*req).metadata_sg.is_null();
-            if allocated.is_ok() && !is_plain {
-                bindings::nvmet_req_free_sgls(req);
-                allocated = Err(EINVAL);
-            }
+            let allocated = match ret {
+                0 if is_plain => Ok(()),
+                0 => {
+                    bindings::nvmet_req_free_sgls(req);
+                    Err(EINVAL)
+                }
+                _ => Err(Error::from_errno(ret)),
+            };
             (allocated, (*req).sg, (*req).sg_cnt)
         };
         // INVARIANT: The list is from `sgl_alloc`, as there is no device whose memory it is, which
@@ -1105,7 +1116,7 @@ impl Inner {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn take_command(&mut self) -> Option<Recv> {
         let mut recv = self.command.take()?;
         let command = recv.command();
@@ -1133,7 +1144,9 @@ impl Inner {
         if mem::replace(&mut self.keyed, false) {
             drop(self.data.take());
         }
-        drop(self.take_command());
+        if self.command.is_some() {
+            drop(self.take_command());
+        }
     }
 
     #[cold]

@@ -1049,16 +1049,16 @@ impl Queue {
         let Some((is_write, sgl)) = response.request.descriptor() else {
             return Err((INTERNAL, None));
         };
-        let [a0, a1, a2, a3, a4, a5, a6, a7, l0, l1, l2, l3, k1, k2, k3, kind] = sgl;
-        let addr = u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]);
+        let [addr, rest] = sgl;
+        let kind = (rest >> 56) as u8;
         match (kind >> 4, kind & 0xf) {
             (DATA, OFFSET) => {
-                let len = u32::from_le_bytes([l0, l1, l2, l3]);
+                let len = rest as u32;
                 self.map_sgl_inline(response, is_write, addr, len)
             }
             (KEYED, subtype @ (ADDRESS | INVALIDATE)) => {
-                let len = u32::from_le_bytes([l0, l1, l2, 0]);
-                let rkey = u32::from_le_bytes([l3, k1, k2, k3]);
+                let len = rest as u32 & 0xff_ffff;
+                let rkey = (rest >> 24) as u32;
                 let remote = Remote { addr, rkey };
                 self.map_sgl_keyed(response, is_write, remote, len)?;
                 // Zero is the key of nothing.
