@@ -1,10 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""The main job, in a VM: rping in every polling context and pairing, and the other samples, as
+"""The main job, in a VM: rping in every polling context and pairing, the other samples, and NVMe over RDMA, as
 tables.
 
 demo COUNT REPORT: COUNT pings a row; the rows go to the file REPORT as JSON, and those of the
-samples to samples.json beside it."""
+samples and of NVMe to samples.json and nvme.json beside it."""
 
 import json
 import re
@@ -14,12 +14,17 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
+import nvme
 import samples
+from nvme_ground import Ground
 from rping import CONTEXTS, Instance, finish, peer, ports, wait_listening
 
 SIZE = 64
 PAIRINGS = ("rust server, user client", "user server, rust client", "rust server, rust client")
 KEYS = ("context", "pairing", "pings", "bytes_verified", "completions", "errors", "rtt_ns", "ok")
+NVME_PAIRINGS = (("c", "rust"), ("rust", "rust"))
+NVME_KEYS = ("nvme host", "target", "ios", "bytes_written", "bytes_verified", "ok")
+NVME_BYTES = 4 * nvme.MIB
 
 
 def run(context, pairing, count):
@@ -68,6 +73,33 @@ def table(rows, keys, report):
     return all(row["ok"] for row in rows)
 
 
+def nvme_row(host, end):
+    """One row of NVMe over RDMA: writes a null_blk device behind a target by a host, which verifies all of it. It is
+    then verified on the device itself."""
+    row = {"nvme host": host, "target": end, "ios": 0, "bytes_written": 0, "bytes_verified": 0, "ok": False}
+    try:
+        nvme.load(host, end)
+        ground, null = Ground("rxe", host, end), nvme.Null()
+        with ground.pair(null, nr_io_queues=1) as (_, controller):
+            ground.verify(controller.disk(), null, bs="16k", iodepth=16, size=NVME_BYTES)
+        nvme.none_left()
+        nvme.unload(nvme.HOSTS[host], nvme.TARGETS[end])
+    except (OSError, AssertionError, subprocess.SubprocessError) as e:
+        return row, f"NVMe, {host} host, {end} target: {e}: {(getattr(e, 'stderr', '') or '').strip()}"
+    figures = ground.figures
+    row |= {"ios": figures["ios"], "bytes_written": figures["bytes"] // 2, "bytes_verified": figures["verified"]}
+    row["ok"] = row["bytes_written"] == row["bytes_verified"] == NVME_BYTES
+    return row, ""
+
+
+def nvme_rows():
+    for host, end in NVME_PAIRINGS:
+        row, why = nvme_row(host, end)
+        if why:
+            print(why)
+        yield row
+
+
 def show_cqs():
     """What iproute2 says of the module's CQs, while one connection runs in each context."""
     with ExitStack() as stack:
@@ -105,6 +137,8 @@ def main():
     ok = [table(rows, KEYS, report)]
     print()
     ok.append(table(samples.rows(), samples.KEYS, report.with_name("samples.json")))
+    print()
+    ok.append(table(list(nvme_rows()), NVME_KEYS, report.with_name("nvme.json")))
     ok.append(show_cqs())
     return 0 if all(ok) else 1
 
