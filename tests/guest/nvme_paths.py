@@ -4,6 +4,7 @@
 from contextlib import ExitStack, contextmanager
 
 import nvme
+from case import BUILD, sh
 from nvme import Load, Null, until
 from nvme_faults import DELAY, flowing
 from nvme_ground import case
@@ -43,6 +44,57 @@ def paths(ground):
             flowing(hosts[0])
             ground.stop(load)
         ground.verify(disk, null, iodepth=16, size="256k", randseed=3)
+
+
+@case("two paths, one by C's host: each goes under load, and the other takes over", links=("rxe",))
+def mixed(ground):
+    """Its disk, as nvme-cli and lsblk show it, goes to build/nvme/mixed.txt."""
+    null = Null()
+    nvme.load("c", None)
+    try:
+        with null, ground.target(null) as target, nvme.Port(target.subsystem, target.addr) as port, \
+                ground.controller(target, reconnect_delay=DELAY) as first, \
+                nvme.Controller(target, "c", **{**first.options, "transport": nvme.TRANSPORTS["c"],
+                                                "trsvcid": port.trsvcid}) as second:
+            disk, ways = first.disk(), [first.way(), second.way()]
+            shown(disk)
+            with Load(disk, size="1m", offset="16m") as load:
+                for _ in range(2):
+                    for gone, host, way in ((target.port, first, ways[1]), (port, second, ways[0])):
+                        gone.disable()
+                        host.settle("connecting")
+                        before = done_by(way)
+                        flowing(first)
+                        assert done_by(way) > before, f"no I/O went by {way}"
+                        gone.enable()
+                        host.settle()
+                        ground.figures["reconnects"] += 1
+                for _ in range(2):
+                    for state in (("optimized", "inaccessible"), ("inaccessible", "optimized")):
+                        for it, way, word in zip((target.port, port), ways, state):
+                            nvme.write(it.path / "ana_groups/1/ana_state", word)
+                            until(lambda: (way / "ana_state").read_text(encoding="ascii").strip() == word,
+                                  f"the host does not know that a path is {word}")
+                        flowing(first)
+                        before = [done_by(way) for way in ways]
+                        flowing(first)
+                        went = [done_by(way) > then for way, then in zip(ways, before)]
+                        assert went == [word == "optimized" for word in state], f"{state}: I/Os went by {went}"
+                ground.stop(load)
+            ground.verify(disk, null, iodepth=16, size="256k", randseed=3)
+    finally:
+        if ground.host != "c":
+            nvme.unload(nvme.HOSTS["c"])
+
+
+def shown(disk):
+    """Keeps what users see of a disk."""
+    lines = []
+    for words in (("nvme", "list"), ("nvme", "list-subsys"), ("lsblk", "-o", "NAME,SIZE,TYPE,TRAN", disk)):
+        lines += ["# " + " ".join(map(str, words)), sh(*words).stdout]
+    folder = BUILD / "nvme"
+    folder.mkdir(exist_ok=True)
+    (folder / "mixed.txt").write_text("\n".join(lines), encoding="utf-8")
 
 
 def done_by(way):
