@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0
 """The cases of NVMe over RDMA in which allocations fail: each place of an action once (tests/faults), in the thread of
-the user, then in threads of the kernel. The action is then done without a fault, and has to succeed."""
+the user, then in threads of the kernel; and with seeds, some in any thread. The action is then done without a fault,
+and has to succeed."""
 
+import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import faults
 import nvme
 from nvme import Ram
-from nvme_ground import case
+from nvme_ground import case, read_at, write_at
 
 # The longest time of an action on a busy machine, and that after which a command has to fail.
 LONGEST, IO_TIMEOUT = 850, 20
+SEEDS = 20
+# One I/O queue, which connects again soon.
+FEW = {"nr_io_queues": 1, "queue_size": 16, "reconnect_delay": 1, "ctrl_loss_tmo": 600}
 # Of the places in it, those are alike that are reached by another file: nvme-core makes dozens for each disk.
 SHARED = "debugfs_create_file"
 TIMEOUTS = Path("/sys/module/nvme_core/parameters")
@@ -23,6 +28,8 @@ def prepared():
     nvme.insert("rdma_faults")
     # What allocates virtual memory reports that, too.
     faults.says("rdma-rs allows: Call Trace:")
+    # Said of a page fault of the program, which is tried again.
+    faults.says("rdma-rs allows: VM_FAULT_OOM leaked")
     faults.prepare()
     nvme.write(faults.PLACES / "shared", SHARED)
     nvme.write("/sys/kernel/debug/fail_page_alloc/min-order", 20)
@@ -57,17 +64,19 @@ def delete(host):
         nvme.write(host.path / "delete_controller", 1)
 
 
+def connected_by(host):
+    """Connects by one system call."""
+    words = ",".join(f"{name}={value}" for name, value in host.options.items())
+    with open(nvme.FABRICS, "r+b", buffering=0) as fabrics:
+        fabrics.write(words.encode())
+
+
 @case("allocations fail: connect", links=("rxe",), checkers=True, seconds=LONGEST)
 def connect(ground):
-    ram, few = Ram(), {"nr_io_queues": 1, "queue_size": 16, "reconnect_delay": 1, "ctrl_loss_tmo": 600}
+    ram = Ram()
     # Another controller keeps the subsystem: nvme-core deadlocks where it has to drop it (nvme_init_subsystem()).
-    with ram, ground.target(ram) as target, ground.controller(target, **few) as other, prepared():
-        host = ground.controller(target, **few)
-        words = ",".join(f"{name}={value}" for name, value in host.options.items())
-
-        def connected():
-            with open(nvme.FABRICS, "r+b", buffering=0) as fabrics:
-                fabrics.write(words.encode())
+    with ram, ground.target(ram) as target, ground.controller(target, **FEW) as other, prepared():
+        host = ground.controller(target, **FEW)
 
         def mended():
             for path in nvme.CONTROLLERS.iterdir():
@@ -80,7 +89,7 @@ def connect(ground):
             with host:
                 host.way()
 
-        each_place(ground, connected, mended, again)
+        each_place(ground, lambda: connected_by(host), mended, again)
         with host:
             ground.verify(host.disk(), ram, iodepth=16, size="256k")
 
@@ -101,3 +110,73 @@ def disconnect(ground):
         each_place(ground, lambda: delete(host), mended)
         ground.verify(host.disk(), ram, iodepth=16, size="256k")
         host.disconnect()
+
+
+# Data with a command, in one piece, and in more pieces than a command has entries of its own.
+SIZES = (4096, 1 << 16, 1 << 20)
+
+
+def moved(disk):
+    """Writes and reads. What is read must be what was written."""
+    for size in SIZES:
+        data = os.urandom(size)
+        write_at(disk, 0, data)
+        assert read_at(disk, 0, size) == data, f"{size} bytes are not what was written"
+
+
+def reset_of(host):
+    """Resets a controller, and waits until it is live, as threads of the kernel may fail until then."""
+    nvme.write(host.path / "reset_controller", 1)
+    host.settle()
+
+
+@case("allocations fail: I/O", links=("rxe",), checkers=True, seconds=LONGEST)
+def io(ground):
+    ram = Ram()
+    with ram, ground.target(ram) as target, ground.controller(target, **FEW) as host, prepared():
+        disk = host.disk()
+        each_place(ground, lambda: moved(disk), host.settle, lambda: moved(disk))
+        ground.verify(disk, ram, iodepth=16, size="256k")
+
+
+@case("allocations fail: reset", links=("rxe",), checkers=True, seconds=LONGEST)
+def reset(ground):
+    ram = Ram()
+    with ram, ground.target(ram) as target, ground.controller(target, **FEW) as host, prepared():
+        disk = host.disk()
+        each_place(ground, lambda: reset_of(host), host.settle, lambda: moved(disk))
+        ground.verify(disk, ram, iodepth=16, size="256k")
+
+
+@case(f"allocations fail: in any thread, with the seeds 1 to {SEEDS}", links=("rxe",), checkers=True, seconds=LONGEST)
+def anywhere(ground):
+    """A connection, I/O and a reset of another controller, and the end of the connection, each with a fault that may
+    meet any thread."""
+    ram = Ram()
+    with ram, ground.target(ram) as target, ground.controller(target, **FEW) as other, prepared():
+        disk, host = other.disk(), ground.controller(target, **FEW)
+
+        def new():
+            return [path for path in nvme.CONTROLLERS.iterdir() if path.name != other.name]
+
+        def deleted():
+            for path in new():
+                nvme.write(path / "delete_controller", 1)
+
+        actions = {"connect": lambda: connected_by(host), "I/O": lambda: moved(disk),
+                   "reset": lambda: reset_of(other), "delete": deleted}
+        fired = dict.fromkeys(actions, 0)
+        for seed in range(1, SEEDS + 1):
+            for name, action in actions.items():
+                faults.says(f"rdma-rs: {name}, seed {seed}")
+                came, said = faults.attempt(action, seed=f"{name} {seed}")
+                assert "AssertionError" not in said, f"{name}, seed {seed}: {said}"
+                fired[name] += came
+                other.settle()
+            deleted()
+            moved(disk)
+        assert all(fired.values()), f"no allocation has failed: {fired}"
+        ground.figures["faults"] = sum(fired.values())
+        with host:
+            host.way()
+            ground.verify(host.disk(), ram, iodepth=16, size="256k")
