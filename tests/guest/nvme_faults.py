@@ -85,6 +85,30 @@ def reconnects(ground):
             ground.figures["reconnects"] += 1
 
 
+TOGETHER, TIMES = 10, 50
+
+
+@case(f"{TOGETHER * TIMES} reconnects under load, of {TOGETHER} controllers", links=("rxe",), named=True,
+      seconds=850)
+def reconnects_together(ground):
+    null = Null()
+    with null, ground.target(null) as target, ExitStack() as stack:
+        few = {"nr_io_queues": 1, "queue_size": 16, "reconnect_delay": DELAY, "ctrl_loss_tmo": 600}
+        hosts = [stack.enter_context(ground.controller(target, **few)) for _ in range(TOGETHER)]
+        with Load(hosts[0].disk(), size="1m", offset="16m") as load:
+            for _ in range(TIMES):
+                target.disable()
+                for host in hosts:
+                    host.settle("connecting")
+                target.enable()
+                for host in hosts:
+                    host.settle()
+                    ground.figures["reconnects"] += 1
+            flowing(hosts[0])
+            ground.stop(load)
+        ground.verify(hosts[0].disk(), null, iodepth=16, size="256k", randseed=3)
+
+
 @case("target taken down and set up again under load, twice")
 def set_up_again(ground):
     """blktests' nvme/061: port, subsystem and namespace are removed, and made anew with the same names."""
@@ -168,7 +192,8 @@ def many_at_once(ground):
 
 
 for connections in (50, 500):
-    @case(f"{connections} connections made and ended", connections, links=("rxe",), named=connections > 50)
+    @case(f"{connections} connections made and ended", connections, links=("rxe",), named=connections > 50,
+          seconds=600 if connections == 50 else 850)
     def many(ground, number):
         null = Null()
         with null, ground.target(null) as target:
@@ -406,6 +431,147 @@ for kind, words in TROUBLES.items():
             host.settle()
             ground.verify(host.disk(), null, iodepth=16, size="256k", randseed=3)
         ground.figures |= {key: figures[key] for key in ("sent", "lost", "duplicates", "reordered")}
+
+
+@case("deleted while it connects again, 5 times", links=("rxe",))
+def deleted_connecting(ground):
+    """At several moments: between two attempts, and in one that is rejected."""
+    null = Null()
+    with null, ground.target(null) as target:
+        for n in range(5):
+            with ground.controller(target, reconnect_delay=DELAY, ctrl_loss_tmo=600) as host:
+                with Load(host.disk()) as load:
+                    target.disable()
+                    host.settle("connecting")
+                    # The next attempt is DELAY after the loss.
+                    time.sleep(DELAY * n / 4)
+                    host.disconnect()
+                    ground.broken(load)
+            target.enable()
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
+@case("deleted while it connects for the first time: refused, and connected", links=("rxe",))
+def deleted_new(ground):
+    """nvme-core refuses that, as the controller has not started."""
+    null = Null()
+    with null, ground.target(null) as target:
+        for n in range(5):
+            host = ground.controller(target)
+            before = set(nvme.CONTROLLERS.iterdir())
+            with subprocess.Popen(["nvme", "connect", *host.words()], stdout=subprocess.DEVNULL) as connecting:
+                new, = until(lambda old=before: set(nvme.CONTROLLERS.iterdir()) - old, "there is no controller")
+                time.sleep(n / 50)
+                # It may be there already, or its file may not yet.
+                with suppress(OSError):
+                    nvme.write(new / "delete_controller", 1)
+                connecting.wait(60)
+            if new.exists():
+                nvme.write(new / "delete_controller", 1)
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
+@case("device removed while files of a controller are open", links=("rxe",))
+def removed_open(ground):
+    """Those of the disk, of the controller and of its connection. The removal does not wait for them."""
+    null = Null()
+    with null, ground.target(null) as target:
+        host = ground.controller(target)
+        words = ",".join(f"{name}={value}" for name, value in host.options.items())
+        with ExitStack() as files:
+            fabrics = files.enter_context(open(nvme.FABRICS, "r+b", buffering=0))
+            fabrics.write(words.encode())
+            path, = nvme.CONTROLLERS.iterdir()
+            host.name = path.name
+            disk = files.enter_context(open(host.disk(), "rb"))
+            files.enter_context(until(lambda: control(host), f"/dev/{host.name} cannot be opened"))
+            sh("rdma", "link", "delete", "rxe0")
+            until(lambda: host.state() == "gone", "the controller of a deleted device is still there")
+            with suppress(OSError):
+                assert not disk.read(4096), "a disk without a device was read"
+            if ground.host != "c":
+                assert in_use(nvme.HOSTS[ground.host]), "it was unloaded, with a file that has a controller"
+        sh("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rdma0")
+        target.disable()
+        target.enable()
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
+def control(host):
+    """The character device of a controller, opened, once that can be done."""
+    try:
+        return open(f"/dev/{host.name}", "rb", buffering=0)
+    except OSError:
+        return None
+
+
+@case("keep-alive: an idle controller stays, new, after a reset and connected again", links=("rxe",))
+def idle(ground):
+    """Its target ends one that is silent for longer than the keep-alive time, five seconds."""
+    null = Null()
+    with ground.pair(null, reconnect_delay=DELAY, ctrl_loss_tmo=600, keep_alive_tmo=5) as (target, host):
+        def stays():
+            number = host.path / "cntlid"
+            before = number.read_text(encoding="ascii")
+            for _ in range(110):
+                assert host.state() == "live", f"the idle controller is {host.state()}"
+                time.sleep(0.1)
+            assert number.read_text(encoding="ascii") == before, "the controller has connected again"
+
+        stays()
+        host.reset()
+        ground.figures["resets"] += 1
+        stays()
+        target.disable()
+        host.settle("connecting")
+        target.enable()
+        host.settle()
+        ground.figures["reconnects"] += 1
+        stays()
+        ground.verify(host.disk(), null, iodepth=16, size="256k")
+
+
+CONF = Path("/run/modprobe.d/nvme_rdma_rs.conf")
+
+
+def has_users(module):
+    """Whether a module is loaded and in use: a controller of Rust's host keeps its module, one of C's does not."""
+    count = Path("/sys/module", module.replace("-", "_"), "refcnt")
+    return count.exists() and int(count.read_text(encoding="ascii")) > 0
+
+
+@case("in C's place: replace=1 and the alias, and C's again", links=("rxe",),
+      defects={("host", "c"): "it is C's host that the case is about to replace"})
+def replace(ground):
+    """nvme-fabrics asks for nvme-rdma, which modprobe takes for the alias. The module is in build/."""
+    ours, c, null = nvme.HOSTS[ground.host], nvme.HOSTS["c"], Null()
+
+    def used(target, module):
+        with nvme.Controller(target, "c") as host:
+            assert has_users(ours) == (module == ours), f"the controller is not one of {module}"
+            ground.verify(host.disk(), null, iodepth=16, size="256k")
+
+    with null, ground.target(null) as target:
+        nvme.unload(ours)
+        CONF.parent.mkdir(exist_ok=True)
+        CONF.write_text(f"alias nvme-rdma {ours}\ninstall {ours} insmod {BUILD / FLAVOUR / ours}.ko replace=1\n",
+                        encoding="ascii")
+        try:
+            used(target, ours)
+            assert not nvme.loaded(c), f"{c} was loaded"
+        finally:
+            CONF.unlink()
+        nvme.unload(ours)
+        used(target, c)
+        assert not nvme.loaded(ours), f"{ours} was loaded"
+        # Of two transports of one name the first is found.
+        nvme.insert(ours, replace=1)
+        used(target, c)
+        nvme.unload(c, ours)
+        nvme.insert(ours)
 
 
 @contextmanager
