@@ -318,6 +318,42 @@ for n in 0, 1, 2, 4, 148:
     against(f"connect: a rejection with {n} bytes", rejected(n))(connecting)
 
 
+def fails_queue(qid, fail):
+    """Has the connection or the command Connect of one I/O queue of two fail, and not those before it."""
+    def prepare(target):
+        # Two of each kind.
+        target.nqueues = 0x00010001
+
+        def reject(asked):
+            if int.from_bytes(asked.data[2:4], "little") != qid:
+                return False
+            target.peer.tell("reject", asked.connection, (b"\0\0\x06\0" * 37).hex())
+            return True
+
+        def refuse(queue, command):
+            if queue.qid != qid or kind_of(command) != wire.CONNECT:
+                return False
+            queue.reply(command.cid, status=wire.DNR | 0x82)
+            return True
+        if fail == "connection":
+            target.request = reject
+        else:
+            target.lie = refuse
+    return prepare
+
+
+def of_two(ground, peer, prepare):
+    target = Target(peer)
+    prepare(target)
+    with ground.connected(target, may_fail=True, nr_io_queues=2) as host:
+        return host.failed or f"connected, {host.state()}"
+
+
+for n in 1, 2:
+    for f in "connection", "command":
+        against(f"connect: the {f} of I/O queue {n} of 2 is refused", fails_queue(n, f))(of_two)
+
+
 def accepted_with(data):
     def prepare(target):
         told = target.peer.tell
