@@ -447,45 +447,136 @@ void rdma_helper_trace_drain_end(const struct ib_qp *qp, u64 began, int rc)
 	trace_drain_end(qp, DIV_ROUND_UP_ULL(took, NSEC_PER_USEC), rc);
 }
 
-#if defined(CONFIG_TRACEPOINTS) && defined(CONFIG_JUMP_LABEL)
 /*
  * The posts and completions of ULPs are inlined, and have a static branch each. Where the event is
- * on, these are called instead of the driver. What is traced of a request is read before: it may
- * have completed when the driver returns.
+ * on, or posts are noted, these are called instead of the driver. What is traced of a request is
+ * read before: it may have completed when the driver returns.
  */
+#if defined(CONFIG_TRACEPOINTS) && defined(CONFIG_JUMP_LABEL)
 EXPORT_SYMBOL_GPL(__tracepoint_post_send);
 EXPORT_SYMBOL_GPL(__tracepoint_post_recv);
 EXPORT_SYMBOL_GPL(__tracepoint_post_srq_recv);
 EXPORT_SYMBOL_GPL(__tracepoint_wc);
 
-int rdma_helper_trace_post_send(struct ib_qp *qp, const struct ib_send_wr *wr,
-				const struct ib_send_wr **bad_wr)
+/* These do nothing: they turn the branches on. */
+static void on_post_send(void *data, const struct ib_qp *qp, const struct ib_cqe *wr_cqe,
+			 int opcode, int flags, u32 num, int rc)
+{
+}
+
+static void on_post_recv(void *data, const struct ib_qp *qp, const struct ib_cqe *wr_cqe,
+			 int num_sge, int rc)
+{
+}
+
+static void on_wc(void *data, const struct ib_cq *cq, const struct ib_wc *wc, u32 qp_num)
+{
+}
+
+/* Turns the branches of posts and completions on, until rdma_helper_branches_off(). */
+int rdma_helper_branches_on(void)
+{
+	int ret;
+
+	ret = register_trace_wc(on_wc, NULL);
+	if (ret)
+		return ret;
+	ret = register_trace_post_send(on_post_send, NULL);
+	if (ret)
+		goto wc;
+	ret = register_trace_post_recv(on_post_recv, NULL);
+	if (ret)
+		goto post_send;
+	return 0;
+
+post_send:
+	unregister_trace_post_send(on_post_send, NULL);
+wc:
+	unregister_trace_wc(on_wc, NULL);
+	tracepoint_synchronize_unregister();
+	return ret;
+}
+
+void rdma_helper_branches_off(void)
+{
+	unregister_trace_post_recv(on_post_recv, NULL);
+	unregister_trace_post_send(on_post_send, NULL);
+	unregister_trace_wc(on_wc, NULL);
+	tracepoint_synchronize_unregister();
+}
+#else
+/* There are no such events. */
+static void trace_post_send(const struct ib_qp *qp, const struct ib_cqe *wr_cqe, int opcode,
+			    int flags, u32 num, int rc)
+{
+}
+
+static void trace_post_recv(const struct ib_qp *qp, const struct ib_cqe *wr_cqe, int num_sge,
+			    int rc)
+{
+}
+
+static void trace_post_srq_recv(const struct ib_srq *srq, const struct ib_cqe *wr_cqe,
+				int num_sge, int rc)
+{
+}
+
+static void trace_wc(const struct ib_cq *cq, const struct ib_wc *wc, u32 qp_num)
+{
+}
+
+int rdma_helper_branches_on(void)
+{
+	return 0;
+}
+
+void rdma_helper_branches_off(void)
+{
+}
+#endif
+
+/* Traces @cqe, that of the owner, instead of the one that the last request has. */
+int rdma_helper_trace_post_send_of(struct ib_qp *qp, const struct ib_send_wr *wr,
+				   const struct ib_send_wr **bad_wr, const struct ib_cqe *cqe)
 {
 	const struct ib_send_wr *last = wr;
-	const struct ib_cqe *cqe;
 	int opcode, flags, ret;
 	u32 num = 1;
 
 	for (; last->next; last = last->next)
 		num++;
-	cqe = last->wr_cqe;
 	opcode = last->opcode;
 	flags = last->send_flags;
 	ret = qp->device->ops.post_send(qp, wr, bad_wr);
 	trace_post_send(qp, cqe, opcode, flags, num, ret);
 	return ret;
 }
+
+int rdma_helper_trace_post_send(struct ib_qp *qp, const struct ib_send_wr *wr,
+				const struct ib_send_wr **bad_wr)
+{
+	const struct ib_send_wr *last = wr;
+
+	while (last->next)
+		last = last->next;
+	return rdma_helper_trace_post_send_of(qp, wr, bad_wr, last->wr_cqe);
+}
 EXPORT_SYMBOL_GPL(rdma_helper_trace_post_send);
 
-int rdma_helper_trace_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr,
-				const struct ib_recv_wr **bad_wr)
+int rdma_helper_trace_post_recv_of(struct ib_qp *qp, const struct ib_recv_wr *wr,
+				   const struct ib_recv_wr **bad_wr, const struct ib_cqe *cqe)
 {
-	const struct ib_cqe *cqe = wr->wr_cqe;
 	int num_sge = wr->num_sge;
 	int ret = qp->device->ops.post_recv(qp, wr, bad_wr);
 
 	trace_post_recv(qp, cqe, num_sge, ret);
 	return ret;
+}
+
+int rdma_helper_trace_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr,
+				const struct ib_recv_wr **bad_wr)
+{
+	return rdma_helper_trace_post_recv_of(qp, wr, bad_wr, wr->wr_cqe);
 }
 EXPORT_SYMBOL_GPL(rdma_helper_trace_post_recv);
 
@@ -501,7 +592,7 @@ int rdma_helper_trace_post_srq_recv(struct ib_srq *srq, const struct ib_recv_wr 
 }
 EXPORT_SYMBOL_GPL(rdma_helper_trace_post_srq_recv);
 
-static void trace_completion(const struct ib_cq *cq, const struct ib_wc *wc)
+void rdma_helper_trace_completion(const struct ib_cq *cq, const struct ib_wc *wc)
 {
 	u32 qp_num;
 
@@ -511,23 +602,17 @@ static void trace_completion(const struct ib_cq *cq, const struct ib_wc *wc)
 	trace_wc(cq, wc, qp_num);
 }
 
-int rdma_helper_trace_poll_cq(struct ib_cq *cq, int num_entries, struct ib_wc *wc)
+int rdma_helper_poll_cq(struct ib_cq *cq, int num_entries, struct ib_wc *wc)
 {
-	int i, n = ib_poll_cq(cq, num_entries, wc);
-
-	for (i = 0; i < min(n, num_entries); i++)
-		trace_completion(cq, wc + i);
-	return n;
+	return ib_poll_cq(cq, num_entries, wc);
 }
-EXPORT_SYMBOL_GPL(rdma_helper_trace_poll_cq);
 
 /* Called by a callback, which has done nothing yet. */
 void rdma_helper_trace_wc(struct ib_cq *cq, struct ib_wc *wc)
 {
-	trace_completion(cq, wc);
+	rdma_helper_trace_completion(cq, wc);
 	wc->wc_flags |= RDMA_HELPER_WC_TRACED;
 	wc->wr_cqe->done(cq, wc);
 	wc->wc_flags &= ~RDMA_HELPER_WC_TRACED;
 }
 EXPORT_SYMBOL_GPL(rdma_helper_trace_wc);
-#endif

@@ -56,13 +56,20 @@ enum rdma_helper_wc_flags {
 	RDMA_HELPER_WC_TRACED = 1 << 30,
 };
 
+int rdma_helper_branches_on(void);
+void rdma_helper_branches_off(void);
 int rdma_helper_trace_post_send(struct ib_qp *qp, const struct ib_send_wr *wr,
 				const struct ib_send_wr **bad_wr);
 int rdma_helper_trace_post_recv(struct ib_qp *qp, const struct ib_recv_wr *wr,
 				const struct ib_recv_wr **bad_wr);
 int rdma_helper_trace_post_srq_recv(struct ib_srq *srq, const struct ib_recv_wr *wr,
 				    const struct ib_recv_wr **bad_wr);
-int rdma_helper_trace_poll_cq(struct ib_cq *cq, int num_entries, struct ib_wc *wc);
+int rdma_helper_trace_post_send_of(struct ib_qp *qp, const struct ib_send_wr *wr,
+				   const struct ib_send_wr **bad_wr, const struct ib_cqe *cqe);
+int rdma_helper_trace_post_recv_of(struct ib_qp *qp, const struct ib_recv_wr *wr,
+				   const struct ib_recv_wr **bad_wr, const struct ib_cqe *cqe);
+int rdma_helper_poll_cq(struct ib_cq *cq, int num_entries, struct ib_wc *wc);
+void rdma_helper_trace_completion(const struct ib_cq *cq, const struct ib_wc *wc);
 void rdma_helper_trace_wc(struct ib_cq *cq, struct ib_wc *wc);
 
 enum rdma_helper_protocol {

@@ -183,6 +183,10 @@ pub struct Sealed(pub(crate) ());
 pub unsafe trait CqePointer<const ID: u64>:
     core::ops::Deref<Target: CqeHandler<ID, Pointer = Self>> + Sized + Send + 'static
 {
+    /// Whether posts of the owner are noted, where posts are, as nothing else knows of it.
+    #[doc(hidden)]
+    const NOTED: bool = false;
+
     /// Gives up the owner for the address of what it points to.
     #[doc(hidden)]
     fn into_ptr(self, _: Sealed) -> *mut Self::Target;
@@ -297,8 +301,8 @@ pub trait CqeHandler<const ID: u64 = 0>: HasCqe<ID> {
     /// Takes the owner of a completed request back (`ib_cqe.done`). Handlers of one completion
     /// queue run one after the other, but for three kinds, which may run beside others: those of
     /// completions in a [`WcArray`], of [shared](crate::cq::Cq::pool_get) queues, and of
-    /// [transfers](crate::rw) and [`Requests`](crate::qp::Requests) that the device has lost, which
-    /// the end of their QP completes.
+    /// [transfers](crate::rw), [`Requests`](crate::qp::Requests) and owners whose posts are noted
+    /// (`note_posts=1`) that the device has lost, which the end of their QP completes.
     ///
     /// [`WcArray`]: crate::cq::WcArray
     fn done(this: Self::Pointer, wc: &Wc, cx: &Self::Needs);
@@ -394,6 +398,8 @@ unsafe impl<T, const ID: u64> CqePointer<ID> for Pin<KBox<T>>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + Unpin + 'static,
 {
+    const NOTED: bool = true;
+
     #[inline]
     fn into_ptr(self, _: Sealed) -> *mut T {
         // SAFETY: The content is not moved: it goes back into a pinned box.
@@ -413,6 +419,8 @@ unsafe impl<T, const ID: u64> CqePointer<ID> for Arc<T>
 where
     T: CqeHandler<ID, Pointer = Self> + Send + Sync + 'static,
 {
+    const NOTED: bool = true;
+
     #[inline]
     fn into_ptr(self, _: Sealed) -> *mut T {
         Arc::into_raw(self).cast_mut()

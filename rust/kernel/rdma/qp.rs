@@ -60,6 +60,7 @@ use crate::{
     deferred,
     device::Device,
     lost,
+    noted,
     objects,
     pd::{
         self,
@@ -408,7 +409,6 @@ pub(crate) struct Inner {
     /// Not used once the QP is destroyed.
     pub(crate) raw: NonNull<bindings::ib_qp>,
     num: u32,
-    qp_id: QpId,
     id: Option<cm::Shared>,
     // Dropped before the CQs: tables look for their poller.
     context: Pin<KBox<QpPriv>>,
@@ -482,12 +482,17 @@ impl Inner {
         let requests = self.context.requests.lock().clone();
         let slots = self.srq.as_ref().map(|srq| srq.slots());
         let queues = requests::Queues {
-            qp: self.qp_id,
+            qp: self.context.id,
             send: is_known(Queue::Send),
             recv: is_known(Queue::Recv),
         };
+        let id = self.context.id;
+        // What is in an array is not noted any more. Where the CQ is shared, another module may be
+        // about to dispatch a completion.
+        let is_noted = |queue| !self.queue(queue).is_shared();
         let is_posted = || {
-            (requests.as_ref()).is_some_and(|list| list.is_posted(queues))
+            noted::is_any(id, is_noted)
+                || (requests.as_ref()).is_some_and(|list| list.is_posted(queues))
                 || slots.is_some_and(|slots| queues.have_any(requests::all(slots)))
         };
         if !is_destroyed || !is_kept() && !is_posted() {
@@ -510,6 +515,12 @@ impl Inner {
                 // SAFETY: As just taken.
                 unsafe { self.complete_lost(cqe, queue) };
             }
+        }
+        // SAFETY: The QP is destroyed, and the pollers of these CQs have handled what they had
+        // polled before that.
+        while let Some((cqe, queue)) = unsafe { noted::take_lost(id, is_noted) } {
+            // SAFETY: As just taken.
+            unsafe { self.complete_lost(cqe, queue) };
         }
         Ok(())
     }
@@ -726,7 +737,6 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
         raw,
         // SAFETY: The QP was just created; its number does not change.
         num: unsafe { raw.as_ref() }.qp_num,
-        qp_id: QpId::next(),
         id: id.cloned(),
         send,
         recv,
@@ -741,7 +751,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     Ok(AnyQp {
         // SAFETY: The QP was created for this PD and this CQ, and `inner` keeps them and the lock.
         target: unsafe {
-            wr::PostTarget::new(raw, inner.qp_id, pd, recv_cq, &inner.context.reg_lock)
+            wr::PostTarget::new(raw, inner.context.id, pd, recv_cq, &inner.context.reg_lock)
         },
         recv_pd: match parts.srq {
             Some(_) => pd::Id::NONE,
@@ -855,6 +865,7 @@ pub trait Events: Send + Sync + 'static {
 struct QpPriv {
     /// That of the client of the QP's device. The first field: see [`code::Module::of`].
     module: code::Module,
+    id: QpId,
     /// Held while the QP is modified: see [`attr::Modifier`]. The state that the last change has
     /// moved it to, if that is known: devices and connection managers move QPs by themselves, too.
     #[pin]
@@ -895,6 +906,7 @@ impl QpPriv {
     ) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
             module: dev.client().module,
+            id: QpId::next(),
             state <- new_mutex!(state),
             draining <- new_mutex!(draining, "rdma::Qp::draining"),
             ending: drain::Waited::new(),
@@ -974,6 +986,16 @@ unsafe fn private<'a>(qp: *mut bindings::ib_qp) -> &'a QpPriv {
     // SAFETY: The QP is there, as the caller promises. `create` has set its context to a `QpPriv`
     // that outlives it.
     unsafe { &*(*qp).qp_context.cast() }
+}
+
+/// Returns the number of a QP.
+///
+/// # Safety
+///
+/// `qp` is a QP of this crate, and is not destroyed meanwhile.
+pub(crate) unsafe fn id_of(qp: *mut bindings::ib_qp) -> QpId {
+    // SAFETY: The QP is as the caller promises.
+    unsafe { private(qp) }.id
 }
 
 /// Returns the transfers of a QP.

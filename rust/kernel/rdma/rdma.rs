@@ -71,6 +71,7 @@ mod lost;
 pub mod mad;
 pub mod message;
 pub mod mr;
+mod noted;
 mod objects;
 pub mod op;
 pub mod param;
@@ -98,12 +99,22 @@ use ::kernel::prelude::*;
 use core::sync::atomic;
 use rdma_bindings as bindings;
 
+// For tests.
+#[doc(hidden)]
+pub use noted::set as note_posts;
+
 module! {
     type: Module,
     name: "rdma_rs",
     authors: ["rdma-rs authors"],
     description: "RDMA verbs for ULPs in Rust",
     license: "GPL",
+    params: {
+        note_posts: bool {
+            default: false,
+            description: "note each post, so that single owners end that a device has lost",
+        },
+    },
 }
 
 crate::build_info!();
@@ -113,6 +124,7 @@ struct Module {
     _objects: objects::Table,
     _debug: Option<Pin<KBox<debug::Table>>>,
     _contexts: Pin<KBox<lost::Table>>,
+    _noted: Pin<KBox<noted::Table>>,
 }
 
 impl kernel::Module for Module {
@@ -125,6 +137,7 @@ impl kernel::Module for Module {
             _queue: deferred::Queue::new()?,
             _debug: debug::Table::new()?,
             _contexts: lost::Table::new()?,
+            _noted: noted::Table::new(module_parameters::note_posts.value())?,
         })
     }
 }

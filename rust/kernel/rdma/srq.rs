@@ -525,7 +525,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     // operation. The value keeps the buffers of the request. It is not accessed before a completion
     // hands the slot out again, and is dropped after the SRQ. The request has no successor.
     unsafe {
-        let ret = trace::Queue::post_one(trace::Queue::op(srq), srq, raw);
+        let ret = trace::Queue::post_one(trace::Queue::op(srq), srq, raw, false);
         Refusal::check(ret, (*raw).next)
     }
 }

@@ -5,16 +5,19 @@
 //! These are inlined into ULPs, and begin with a static branch, which is a no-op while the event is
 //! off. Where it is on, a function of `helpers.c` does the same, and traces it. Where
 //! the architecture has no static branches there are no such events.
+//!
+//! The branches are on as well where posts are [noted].
 
 use crate::{
     code,
+    noted,
     prelude::internal::*,
     wc::Wc, //
 };
 
-/// Returns whether the event of a tracepoint is on: `static_branch_unlikely!` of the kernel crate,
-/// whose assembly lacks the options, so that the compiler would align the stack and read memory
-/// again.
+/// Returns whether the event of a tracepoint is on, or posts are noted: `static_branch_unlikely!`
+/// of the kernel crate, whose assembly lacks the options, so that the compiler would align the
+/// stack and read memory again.
 ///
 /// # Safety
 ///
@@ -41,20 +44,20 @@ macro_rules! is_on {
 #[cfg(not(all(CONFIG_TRACEPOINTS, CONFIG_JUMP_LABEL)))]
 macro_rules! is_on {
     ($tracepoint:ident) => {
-        false
+        noted::is_on()
     };
 }
 
-/// Calls `$traced` if the event of `$tracepoint` is on, and otherwise evaluates `$call`.
+/// Evaluates `$traced` if the branch of `$tracepoint` is on, and otherwise `$call`.
 ///
 /// # Safety
 ///
 /// As both say, and [`is_on`].
 macro_rules! traced {
-    ($tracepoint:ident, $traced:ident($($arg:expr),*), $call:expr) => {
+    ($tracepoint:ident, $traced:expr, $call:expr) => {
         if is_on!($tracepoint) {
             crate::wc::unlikely();
-            bindings::$traced($($arg),*)
+            $traced
         } else {
             $call
         }
@@ -83,18 +86,20 @@ pub(crate) trait Queue<W> {
 
     /// Posts a list of requests (`ib_post_send`, `ib_post_recv`, `ib_post_srq_recv`). With debug
     /// assertions, one that would complete to other code is refused with `EPERM`, as if by the
-    /// driver.
+    /// driver. Where posts are [noted](crate::noted), this one is if `noted` says so.
     ///
     /// # Safety
     ///
     /// `queue` is valid and one of this crate, and `post` is [`Queue::op`] of it. `first` is a
     /// valid list of requests, whose memory is kept until they have completed. `bad` is valid for
-    /// writes.
+    /// writes. With `noted` the last request gives an owner back that is there until it has
+    /// completed.
     unsafe fn post(
         post: Post<Self, W>,
         queue: *mut Self,
         first: *const W,
         bad: *mut *const W,
+        noted: bool,
     ) -> c_int;
 
     /// Posts a request that is alone. The driver names a request that it refuses (`bad_wr`), as the
@@ -103,13 +108,15 @@ pub(crate) trait Queue<W> {
     ///
     /// # Safety
     ///
-    /// `queue` is valid, and `post` is [`Queue::op`] of it. `wr` is a valid request without a
-    /// successor, whose memory is kept until it has completed.
-    unsafe fn post_one(post: Post<Self, W>, queue: *mut Self, wr: *mut W) -> c_int;
+    /// As [`Queue::post`]; `wr` has no successor.
+    unsafe fn post_one(post: Post<Self, W>, queue: *mut Self, wr: *mut W, noted: bool) -> c_int;
 }
 
 macro_rules! queue {
-    ($queue:ident: $context:ident, $wr:ident, $op:ident, $tracepoint:ident, $traced:ident) => {
+    (
+        $queue:ident: $context:ident, $wr:ident, $op:ident, $tracepoint:ident, $traced:ident,
+        $noted:path
+    ) => {
         impl Queue<bindings::$wr> for bindings::$queue {
             #[inline(always)]
             unsafe fn op(queue: *mut Self) -> Post<Self, bindings::$wr> {
@@ -141,6 +148,7 @@ macro_rules! queue {
                 queue: *mut Self,
                 first: *const bindings::$wr,
                 bad: *mut *const bindings::$wr,
+                noted: bool,
             ) -> c_int {
                 // SAFETY: All are valid, and the queue is one of this crate, as the caller
                 // promises.
@@ -154,7 +162,10 @@ macro_rules! queue {
                 unsafe {
                     traced!(
                         $tracepoint,
-                        $traced(queue, first, bad),
+                        match noted {
+                            true => $noted(queue, first, bad),
+                            false => bindings::$traced(queue, first, bad),
+                        },
                         post(queue, first, bad)
                     )
                 }
@@ -165,9 +176,10 @@ macro_rules! queue {
                 post: Post<Self, bindings::$wr>,
                 queue: *mut Self,
                 wr: *mut bindings::$wr,
+                noted: bool,
             ) -> c_int {
                 // SAFETY: All are valid, as the caller promises; so is the place of the successor.
-                unsafe { Self::post(post, queue, wr, (&raw mut (*wr).next).cast()) }
+                unsafe { Self::post(post, queue, wr, (&raw mut (*wr).next).cast(), noted) }
             }
         }
     };
@@ -178,21 +190,24 @@ queue!(
     ib_send_wr,
     post_send,
     __tracepoint_post_send,
-    rdma_helper_trace_post_send
+    rdma_helper_trace_post_send,
+    noted::post_send
 );
 queue!(
     ib_qp: qp_context,
     ib_recv_wr,
     post_recv,
     __tracepoint_post_recv,
-    rdma_helper_trace_post_recv
+    rdma_helper_trace_post_recv,
+    noted::post_recv
 );
 queue!(
     ib_srq: srq_context,
     ib_recv_wr,
     post_srq_recv,
     __tracepoint_post_srq_recv,
-    rdma_helper_trace_post_srq_recv
+    rdma_helper_trace_post_srq_recv,
+    bindings::rdma_helper_trace_post_srq_recv
 );
 
 /// Polls at most `len` completions of a CQ that callers poll, and returns their number
@@ -213,7 +228,7 @@ pub(crate) unsafe fn poll_cq(
     unsafe {
         traced!(
             __tracepoint_wc,
-            rdma_helper_trace_poll_cq(cq, len, wcs),
+            noted::poll_cq(cq, len, wcs),
             ((*(*cq).device).ops.poll_cq.unwrap_unchecked())(cq, len, wcs)
         )
     }

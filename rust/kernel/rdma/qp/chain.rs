@@ -254,16 +254,19 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
         Ok(output)
     }
 
-    /// Posts the chain, signaled at its end if there is a `tail` callback for that.
+    /// Posts the chain, signaled at its end if there is a `tail` callback for that. Where posts are
+    /// noted, it is if `noted` says so.
     ///
     /// # Safety
     ///
     /// What the requests are made of lives until the tail completes or, without one, until a
-    /// signaled request that is posted later completes or the QP was drained.
+    /// signaled request that is posted later completes or the QP was drained. The callback of what
+    /// is noted is that of an owner, as [`noted`](crate::noted) says.
     #[inline(always)]
     pub(super) unsafe fn post(
         self,
         tail: Option<*mut bindings::ib_cqe>,
+        noted: bool,
     ) -> Result<(), Refused<'a, SGES>> {
         let Self { links, target, .. } = self;
         // SAFETY: There is a first and a last one: `make` returns no empty chain.
@@ -287,8 +290,8 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
         // invariant they are written and linked; one that is alone has no successor.
         let ret = unsafe {
             match const { LINKS == 1 } {
-                true => trace::Queue::post_one(target.post_send, qp, first),
-                false => trace::Queue::post(target.post_send, qp, first, &mut bad),
+                true => trace::Queue::post_one(target.post_send, qp, first, noted),
+                false => trace::Queue::post(target.post_send, qp, first, &mut bad, noted),
             }
         };
         if ret == 0 {
@@ -478,7 +481,7 @@ impl AnyQp {
         // SAFETY: The owner was just given up for this address.
         unsafe { P::note_cqe(cqe, self.target.qp_id, Queue::Send, cqe) };
         // SAFETY: The owner is the queue's until `done`.
-        let posted = unsafe { chain.post(Some(cqe)) };
+        let posted = unsafe { chain.post(Some(cqe), P::NOTED) };
         // SAFETY: The requests were made of the owner, and the last, signaled one has its callback.
         posted.map_err(|refused| unsafe { self.take_back(refused, cqe) })
     }
@@ -507,7 +510,7 @@ impl AnyQp {
         let chain = unsafe { Chain::make(slots.as_mut_ptr(), &self.target, owner, make) }
             .map_err(ChainError::Unmade)?;
         // SAFETY: What the chain is made of stays until the QP was drained, as the caller promises.
-        unsafe { chain.post(Some(start())) }.map_err(|refused| {
+        unsafe { chain.post(Some(start()), false) }.map_err(|refused| {
             let (error, posted) = refused.why(names_first());
             ChainError::Refused(error, posted)
         })
@@ -590,7 +593,7 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
         self.reads |= chain.reads;
         // SAFETY: The owner is moved into a signaled request that is posted later, or kept until
         // the QP was drained.
-        let (posted, result) = match unsafe { chain.post(None) } {
+        let (posted, result) = match unsafe { chain.post(None, false) } {
             Ok(()) => (len, Ok(())),
             Err(refused) => {
                 // SAFETY: The owner, which is borrowed, keeps what the chain is made of.

@@ -275,7 +275,8 @@ impl Inner {
             wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             // SAFETY: By the type invariant the QP is valid. The request has neither entries nor a
             // successor, and the marker is there until it has completed, as the caller promises.
-            let ret = unsafe { trace::Queue::post_one(trace::Queue::op(qp), qp, &raw mut wr) };
+            let ret =
+                unsafe { trace::Queue::post_one(trace::Queue::op(qp), qp, &raw mut wr, false) };
             return Refusal::check(ret, wr.next);
         }
         let mut rdma = bindings::ib_rdma_wr::default();
@@ -297,7 +298,7 @@ impl Inner {
         unsafe {
             (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             (*wr).send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-            let ret = trace::Queue::post_one(trace::Queue::op(qp), qp, wr);
+            let ret = trace::Queue::post_one(trace::Queue::op(qp), qp, wr, false);
             Refusal::check(ret, (*wr).next)
         }
     }

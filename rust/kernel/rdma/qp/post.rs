@@ -157,7 +157,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 P::note_cqe(cqe, target.qp_id, Queue::Send, callback);
                 wr::end(wr, callback);
                 debug::set_qp_of(target.raw.as_ptr(), cqe);
-                let ret = trace::Queue::post_one(target.post_send, target.raw.as_ptr(), wr);
+                let (post, qp) = (target.post_send, target.raw.as_ptr());
+                let ret = trace::Queue::post_one(post, qp, wr, P::NOTED);
                 (guard, ret)
             };
             if ret == 0 {
@@ -256,7 +257,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // SAFETY: The request was just written, and its memory is kept by the owner, which is
             // the queue's until `done`. The operation is that of the QP by the invariant of
             // `AnyQp`.
-            let ret = unsafe { trace::Queue::post_one(self.any.post_recv, qp, &raw mut raw) };
+            let ret =
+                unsafe { trace::Queue::post_one(self.any.post_recv, qp, &raw mut raw, P::NOTED) };
             if ret == 0 {
                 return Ok(());
             }

@@ -306,7 +306,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         // SAFETY: The owner stays where it is until a signaled request behind this one has
         // completed, or until the QP was drained. The callback is that of the ring, which the
         // request keeps.
-        match unsafe { chain.post(tail) } {
+        match unsafe { chain.post(tail, false) } {
             Ok(()) if signaled => (self.unsignaled, self.reads) = (0, false),
             Ok(()) => (self.unsignaled, self.reads) = (self.unsignaled + 1, reads),
             // SAFETY: These are the requests of the entry, and the last one was to be signaled if
