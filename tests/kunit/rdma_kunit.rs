@@ -47,6 +47,7 @@ suites! {
     drain: suite_drain,
     handler_cell: suite_handler_cell,
     lost_end: suite_lost_end,
+    lost_owners: suite_lost_owners,
     ibcm: suite_ibcm,
     iwarp: suite_iwarp,
     mad: suite_mad,
