@@ -1,0 +1,618 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a transport needs of the 9P client in C.
+//!
+//! All unsafe code of the driver is in this file. Its types say what C has as rules:
+//!
+//! - A request is given to the transport in two halves, a [`Message`] and a [`Reply`], each with a
+//!   reference to it (`p9_req_get`), so that its tag names no other request meanwhile.
+//! - The message (`req->tc`) is memory that the device may read until the half is dropped.
+//! - The buffer of the reply (`req->rc`) is lent to the [`Reply`], which gives it back, with the
+//!   request, once (`p9_client_cb`); one that is dropped fails the request.
+//! - [`Transport::close`] is the last call. The client is freed when all halves are back.
+//!
+//! C headers: [`include/net/9p/client.h`](srctree/include/net/9p/client.h),
+//! [`include/net/9p/transport.h`](srctree/include/net/9p/transport.h)
+
+use crate::bindings;
+use core::{
+    marker::PhantomData,
+    mem::ManuallyDrop,
+    net::SocketAddr,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+use kernel::{
+    error::from_result,
+    new_mutex,
+    prelude::*,
+    seq_file::SeqFile,
+    str::CStr,
+    sync::{
+        atomic::{
+            Atomic,
+            Full,
+            Relaxed, //
+        },
+        Arc,
+        Completion,
+        Mutex, //
+    },
+    types::Opaque, //
+};
+use rdma::{
+    client::ModuleClient,
+    dma::ToDevice,
+    prelude::Sleepable,
+    sg::{
+        SgOwner,
+        Sgl, //
+    }, //
+};
+
+/// The length of a message's header: `size[4] type[1] tag[2]`.
+pub(crate) const HEADER: usize = bindings::P9_HDRSZ as usize;
+
+/// A transport of 9P.
+pub(crate) trait Transport: Send + Sync + Sized + 'static {
+    /// The ULP, whose module a mount has a reference to.
+    type Client: ModuleClient;
+
+    /// The name that `trans=` takes.
+    const NAME: &'static CStr;
+    /// The length of the longest message.
+    const MAX_SIZE: u32;
+
+    /// Connects (`p9_trans_module.create`).
+    fn create(session: Arc<Session>, options: &Options<'_>, cx: &Sleepable) -> Result<Arc<Self>>;
+
+    /// Ends the connection (`p9_trans_module.close`). After this all halves come back.
+    fn close(&self, cx: &Sleepable);
+
+    /// Sends a request (`p9_trans_module.request`). If this fails, the client goes on at once; with
+    /// another error than `ERESTARTSYS` it has no connection from then on.
+    fn request(&self, message: Message, reply: Reply, cx: &Sleepable) -> Result;
+
+    /// Shows the options of a mount (`p9_trans_module.show_options`).
+    fn show_options(&self, m: &SeqFile);
+}
+
+/// The options of a mount.
+pub(crate) struct Options<'a> {
+    source: Option<&'a CStr>,
+    raw: &'a bindings::p9_rdma_opts,
+    /// The length of the longest message, which the server may lower.
+    pub(crate) msize: u32,
+}
+
+impl Options<'_> {
+    /// Returns the server's address. Fails with `EINVAL` if what is mounted is none.
+    pub(crate) fn addr(&self) -> Result<SocketAddr> {
+        let ip = self.source.and_then(|source| source.to_str().ok());
+        let ip = ip.and_then(|text| text.parse().ok()).ok_or(EINVAL)?;
+        Ok(SocketAddr::new(ip, self.raw.port as u16))
+    }
+
+    pub(crate) fn privport(&self) -> bool {
+        self.raw.privport
+    }
+
+    pub(crate) fn sq_depth(&self) -> i32 {
+        self.raw.sq_depth
+    }
+
+    pub(crate) fn rq_depth(&self) -> i32 {
+        self.raw.rq_depth
+    }
+
+    /// Returns the time for each step of connecting, in milliseconds.
+    pub(crate) fn timeout(&self) -> Result<u32> {
+        Ok(u32::try_from(self.raw.timeout)?)
+    }
+}
+
+/// A mount's client, as far as its transport uses it (`struct p9_client`).
+///
+/// # Invariants
+///
+/// The client is valid until `users` is zero. It counts one until [`Session::close`], and one for
+/// each half of a request. `status` has the client until the former.
+#[pin_data]
+pub(crate) struct Session {
+    client: NonNull<bindings::p9_client>,
+    users: Atomic<usize>,
+    #[pin]
+    unused: Completion,
+    #[pin]
+    status: Mutex<Option<NonNull<bindings::p9_client>>>,
+}
+
+// SAFETY: The functions that are called with the client may be called in any thread.
+unsafe impl Send for Session {}
+// SAFETY: As above: all that C changes of the client is locked, and `status` is by the mutex.
+unsafe impl Sync for Session {}
+
+impl Session {
+    /// # Safety
+    ///
+    /// The client is valid until [`Session::close`] has returned, and not connected.
+    unsafe fn new(client: NonNull<bindings::p9_client>) -> Result<Arc<Self>> {
+        // INVARIANT: As the caller promises. The count is that until `close`.
+        let connected = Some(client);
+        let init = pin_init!(Self {
+            client,
+            users: Atomic::new(1),
+            unused <- Completion::new(),
+            status <- new_mutex!(connected, "9p::Session::status"),
+        });
+        let this = Arc::pin_init(init, GFP_KERNEL)?;
+        this.set_status(bindings::p9_trans_status_Connected);
+        Ok(this)
+    }
+
+    fn set_status(&self, status: bindings::p9_trans_status) {
+        if let Some(client) = *self.status.lock() {
+            // SAFETY: By the type invariant the client is valid while it is here. C reads and
+            // writes the field without a lock.
+            unsafe { (&raw mut (*client.as_ptr()).status).write_volatile(status) };
+        }
+    }
+
+    /// Has requests fail from now on that are yet to be made.
+    pub(crate) fn disconnected(&self, _cx: &Sleepable) {
+        self.set_status(bindings::p9_trans_status_Disconnected);
+    }
+
+    /// Waits until all halves are back. Called once.
+    fn close(&self, cx: &Sleepable) {
+        self.disconnected(cx);
+        *self.status.lock() = None;
+        self.put();
+        self.unused.wait_for_completion();
+    }
+
+    fn put(&self) {
+        if self.users.fetch_sub(1, Full) == 1 {
+            self.unused.complete_all();
+        }
+    }
+}
+
+/// A half of a request.
+///
+/// # Invariants
+///
+/// It has a reference to the request, which is one of the session's client, and is counted there.
+struct Half {
+    req: NonNull<bindings::p9_req_t>,
+    session: Arc<Session>,
+}
+
+// SAFETY: References to requests may be dropped in any thread.
+unsafe impl Send for Half {}
+// SAFETY: A shared one gives access to nothing.
+unsafe impl Sync for Half {}
+
+impl Half {
+    /// # Safety
+    ///
+    /// The request is one of the session's client, and the caller gives up a reference to it. The
+    /// session is not closed.
+    unsafe fn new(req: NonNull<bindings::p9_req_t>, session: Arc<Session>) -> Self {
+        session.users.fetch_add(1, Relaxed);
+        // INVARIANT: The reference is the caller's, and it was just counted.
+        Self { req, session }
+    }
+
+    fn tc(&self) -> *mut bindings::p9_fcall {
+        // SAFETY: By the type invariant the request is valid.
+        unsafe { &raw mut (*self.req.as_ptr()).tc }
+    }
+
+    fn rc(&self) -> *mut bindings::p9_fcall {
+        // SAFETY: By the type invariant the request is valid.
+        unsafe { &raw mut (*self.req.as_ptr()).rc }
+    }
+
+    /// Returns the request's type.
+    fn kind(&self) -> u8 {
+        // SAFETY: By the type invariant the request is valid. C writes the type again that it is.
+        unsafe { (&raw const (*self.tc()).id).read_volatile() }
+    }
+
+    /// Gives the reference to what `put` calls.
+    fn give_up(self, put: impl FnOnce(*mut bindings::p9_client, *mut bindings::p9_req_t)) {
+        let this = ManuallyDrop::new(self);
+        put(this.session.client.as_ptr(), this.req.as_ptr());
+        // SAFETY: The field is not used again. The request was used for the last time.
+        let session = unsafe { ptr::read(&raw const this.session) };
+        session.put();
+    }
+}
+
+impl Drop for Half {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants the client and the request are valid, and the reference is
+        // given up.
+        unsafe { bindings::p9_req_put(self.session.client.as_ptr(), self.req.as_ptr()) };
+        self.session.put();
+    }
+}
+
+/// Room for the list of a message's memory.
+pub(crate) struct List(KBox<bindings::scatterlist>);
+
+// SAFETY: It is plain memory.
+unsafe impl Send for List {}
+// SAFETY: A shared one gives access to nothing.
+unsafe impl Sync for List {}
+
+impl List {
+    pub(crate) fn new() -> Result<Self> {
+        let list = KBox::new(bindings::scatterlist::default(), GFP_KERNEL)?;
+        Ok(Self(list))
+    }
+}
+
+/// The message of a request (`req->tc`), which nothing writes any more.
+///
+/// # Invariants
+///
+/// The message has `len` bytes, at least those of a header.
+pub(crate) struct Message {
+    half: Half,
+    len: usize,
+}
+
+impl Message {
+    /// Returns the message's type.
+    pub(crate) fn kind(&self) -> u8 {
+        self.half.kind()
+    }
+
+    /// Copies the first bytes, as many as there are, and returns their number.
+    pub(crate) fn copy(&self, to: &mut [u8]) -> usize {
+        let len = self.len.min(to.len());
+        // SAFETY: By the type invariant there are so many bytes, which are only read; and in `to`.
+        unsafe { ptr::copy_nonoverlapping((*self.half.tc()).sdata, to.as_mut_ptr(), len) };
+        len
+    }
+
+    /// Returns the name that [`Reply::set_name`] has given the request which this flushes, if it
+    /// does (`Tflush`).
+    pub(crate) fn flushes(&self) -> Option<u16> {
+        let mut bytes = [0; HEADER + 2];
+        if u32::from(self.kind()) != bindings::p9_msg_t_P9_TFLUSH
+            || self.copy(&mut bytes) < bytes.len()
+        {
+            return None;
+        }
+        let [.., low, high] = bytes;
+        let client = self.half.session.client.as_ptr();
+        // SAFETY: The client is valid by the invariants of `Half` and `Session`. The caller of C,
+        // which waits for this request, has a reference to the other one, so that it is found at
+        // once. Should there be another of its tag, its field is read as what the peer has sent.
+        unsafe {
+            let req = bindings::p9_tag_lookup(client, u16::from_le_bytes([low, high]));
+            let req = NonNull::new(req)?;
+            let name = (&raw const (*req.as_ptr()).rc.tag).read_volatile();
+            bindings::p9_req_put(client, req.as_ptr());
+            Some(name)
+        }
+    }
+
+    /// Returns the memory behind the first `from` bytes, if there is any.
+    pub(crate) fn rest(self, from: usize, list: List) -> Result<Rest, List> {
+        match self.len.checked_sub(from) {
+            // INVARIANT: These are the bytes that are left.
+            Some(len @ 1..) => Ok(Rest {
+                message: self,
+                from,
+                len: len as u32,
+                list,
+            }),
+            _ => Err(list),
+        }
+    }
+}
+
+/// The memory of a message behind its first bytes.
+///
+/// # Invariants
+///
+/// The message has `len` bytes behind the first `from`, one at least.
+pub(crate) struct Rest {
+    message: Message,
+    from: usize,
+    len: u32,
+    list: List,
+}
+
+impl Rest {
+    pub(crate) fn into_list(self) -> List {
+        self.list
+    }
+}
+
+// SAFETY: The list is in a box, has one entry, which is marked as the last one and is not empty by
+// the type invariant. It is of memory of kmalloc or a slab, as `supports_vmalloc` is not set, which
+// C frees with the last reference to the request, of which this has one, and only reads meanwhile.
+unsafe impl SgOwner<ToDevice> for Rest {
+    fn sgl(&mut self) -> Sgl<ToDevice> {
+        let list = &raw mut *self.list.0;
+        // SAFETY: The list is valid for writes, and the bytes are part of the message.
+        unsafe {
+            let bytes = (*self.message.half.tc()).sdata.add(self.from);
+            bindings::sg_init_one(list, bytes.cast(), self.len);
+        }
+        Sgl::new(list, 1)
+    }
+}
+
+/// How a request has ended.
+pub(crate) enum Outcome {
+    /// The reply is in the buffer.
+    Received,
+    /// The server has flushed the request, and does not reply.
+    Flushed,
+}
+
+/// The right to end a request, and the buffer for its reply (`req->rc`). If it is dropped, the
+/// request fails with `EIO`.
+///
+/// # Invariants
+///
+/// Nothing else uses the buffer, or ends the request.
+pub(crate) struct Reply(ManuallyDrop<Half>);
+
+impl Reply {
+    /// Gives the request a name, for [`Message::flushes`] (`req->rc.tag`, which has no meaning
+    /// until C reads the reply).
+    pub(crate) fn set_name(&mut self, name: u16) {
+        // SAFETY: By the type invariant the buffer is this one's.
+        unsafe { (&raw mut (*self.0.rc()).tag).write_volatile(name) };
+    }
+
+    /// Returns whether a reply of this type answers the request.
+    pub(crate) fn is_answered_by(&self, kind: u8) -> bool {
+        let errors = [
+            bindings::p9_msg_t_P9_RERROR,
+            bindings::p9_msg_t_P9_RLERROR, //
+        ];
+        kind == self.0.kind().wrapping_add(1) || errors.contains(&kind.into())
+    }
+
+    /// Copies a reply to the buffer. It gets the tag that the client knows the request by. Fails
+    /// with `EMSGSIZE` if there is no room for it, and `EPROTO` if it has no header.
+    pub(crate) fn fill(&mut self, bytes: &[u8]) -> Result {
+        let rc = self.0.rc();
+        // SAFETY: By the type invariant the buffer is this one's, which has `capacity` bytes. The
+        // header's end is in it.
+        unsafe {
+            if bytes.len() > (*rc).capacity {
+                return Err(EMSGSIZE);
+            }
+            if bytes.len() < HEADER {
+                return Err(EPROTO);
+            }
+            ptr::copy_nonoverlapping(bytes.as_ptr(), (*rc).sdata, bytes.len());
+            let tag = (&raw const (*self.0.tc()).tag).read_volatile();
+            ptr::copy_nonoverlapping(tag.to_le_bytes().as_ptr(), (*rc).sdata.add(HEADER - 2), 2);
+            (*rc).size = bytes.len() as u32;
+        }
+        Ok(())
+    }
+
+    /// Ends the request (`p9_client_cb`).
+    pub(crate) fn end(self, outcome: Outcome) {
+        let status = match outcome {
+            Outcome::Received => bindings::p9_req_status_t_REQ_STATUS_RCVD,
+            Outcome::Flushed => bindings::p9_req_status_t_REQ_STATUS_FLSHD,
+        };
+        // SAFETY: The half is not used again, as this is forgotten.
+        unsafe { Self::end_half(&mut ManuallyDrop::new(self).0, status) };
+    }
+
+    /// # Safety
+    ///
+    /// The half is not used again.
+    unsafe fn end_half(half: &mut ManuallyDrop<Half>, status: bindings::p9_req_status_t) {
+        // SAFETY: As the caller promises.
+        let half = unsafe { ManuallyDrop::take(half) };
+        half.give_up(|client, req| {
+            // SAFETY: By the invariants of `Half` both are valid, and it had a reference, which
+            // this takes. By that of `Reply` nothing else has ended the request.
+            unsafe { bindings::p9_client_cb(client, req, status as c_int) };
+        });
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant nothing else ends the request, and who waits for it reads
+        // the error after that. The half is not used again.
+        unsafe {
+            (*self.0.req.as_ptr()).t_err = EIO.to_errno();
+            Self::end_half(&mut self.0, bindings::p9_req_status_t_REQ_STATUS_ERROR);
+        }
+    }
+}
+
+/// What a client has of its transport (`p9_client.trans`).
+struct Mount<T> {
+    session: Arc<Session>,
+    transport: Arc<T>,
+}
+
+/// A transport that users mount by (`v9fs_register_trans`).
+///
+/// # Invariants
+///
+/// `raw` is in the list of transports.
+#[pin_data(PinnedDrop)]
+pub(crate) struct Registration<T: Transport> {
+    #[pin]
+    raw: Opaque<bindings::p9_trans_module>,
+    _transport: PhantomData<T>,
+}
+
+// SAFETY: Transports may be registered and unregistered in any thread: their list is locked.
+unsafe impl<T: Transport> Send for Registration<T> {}
+// SAFETY: A shared one gives access to nothing.
+unsafe impl<T: Transport> Sync for Registration<T> {}
+
+impl<T: Transport> Registration<T> {
+    /// Registers the transport. The last step of loading a module: there are mounts from here on.
+    pub(crate) fn new(_cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
+        let raw = bindings::p9_trans_module {
+            name: T::NAME.as_char_ptr().cast_mut(),
+            maxsize: T::MAX_SIZE as c_int,
+            owner: T::Client::module().as_ptr(),
+            create: Some(Self::create),
+            close: Some(Self::close),
+            request: Some(Self::request),
+            cancel: Some(Self::cancel),
+            show_options: Some(Self::show_options),
+            ..Default::default()
+        };
+        let init = pin_init!(Self {
+            raw: Opaque::new(raw),
+            _transport: PhantomData,
+        });
+        let this = KBox::pin_init(init, GFP_KERNEL)?;
+        // INVARIANT: It is in the list from here on.
+        //
+        // SAFETY: The structure is pinned, and stays until `drop` takes it out of the list. A mount
+        // has a reference to the module while C uses it outside the lock of the list.
+        unsafe { bindings::v9fs_register_trans(this.raw.get()) };
+        Ok(this)
+    }
+
+    /// Returns what [`Self::create`] has made.
+    ///
+    /// # Safety
+    ///
+    /// C calls an operation of a client that is connected, and not yet closed.
+    unsafe fn mount<'a>(client: *mut bindings::p9_client) -> &'a Mount<T> {
+        // SAFETY: `create` has set the field, and `close` takes it back.
+        unsafe { &*(*client).trans.cast::<Mount<T>>() }
+    }
+
+    /// `p9_trans_module.create`.
+    ///
+    /// # Safety
+    ///
+    /// Called by C, which has a reference to the module, for a client that is made.
+    unsafe extern "C" fn create(
+        client: *mut bindings::p9_client,
+        fc: *mut bindings::fs_context,
+    ) -> c_int {
+        from_result(|| {
+            let cx = Sleepable::current()?;
+            let client = NonNull::new(client).ok_or(EINVAL)?;
+            // SAFETY: C has parsed the options, which stay during the call; the client is valid.
+            let options = unsafe {
+                let source = bindings::p9_helper_source(fc);
+                Options {
+                    source: (!source.is_null()).then(|| CStr::from_char_ptr(source)),
+                    raw: &*bindings::p9_helper_rdma_opts(fc),
+                    msize: (*client.as_ptr()).msize.min(T::MAX_SIZE),
+                }
+            };
+            let room = KBox::<Mount<T>>::new_uninit(GFP_KERNEL)?;
+            // SAFETY: The client is freed after this has failed, or after `close`.
+            let session = unsafe { Session::new(client) }?;
+            let made = T::create(session.clone(), &options, &cx);
+            let transport = made.inspect_err(|_| session.close(&cx))?;
+            let mount = room.write(Mount { session, transport });
+            // SAFETY: The client is valid, and the field its transport's.
+            unsafe { (*client.as_ptr()).trans = KBox::into_raw(mount).cast() };
+            Ok(0)
+        })
+    }
+
+    /// `p9_trans_module.close`.
+    ///
+    /// # Safety
+    ///
+    /// Called by C, once for a client that is connected, for which no other operation is called
+    /// any more, in process context.
+    unsafe extern "C" fn close(client: *mut bindings::p9_client) {
+        // SAFETY: `create` has set the field from a box of this type, which is taken back once.
+        let mount = unsafe {
+            let trans = ptr::replace(&raw mut (*client).trans, ptr::null_mut());
+            KBox::<Mount<T>>::from_raw(trans.cast())
+        };
+        // SAFETY: The caller may sleep.
+        let cx = unsafe { <Sleepable as rdma::context::Context>::assume() };
+        mount.transport.close(&cx);
+        mount.session.close(&cx);
+    }
+
+    /// `p9_trans_module.request`.
+    ///
+    /// # Safety
+    ///
+    /// Called by C, in process context, for a client that is connected, with a request that is
+    /// made. C gives up a reference to it unless this fails.
+    unsafe extern "C" fn request(
+        client: *mut bindings::p9_client,
+        req: *mut bindings::p9_req_t,
+    ) -> c_int {
+        // SAFETY: This is an operation of a connected client. The request is valid, and has the
+        // reference that is C's own besides. A fast reply is not to be overtaken by the status.
+        unsafe {
+            let mount = Self::mount(client);
+            let at = NonNull::new_unchecked(req);
+            bindings::p9_helper_req_get(req);
+            let sent = bindings::p9_req_status_t_REQ_STATUS_SENT as c_int;
+            (&raw mut (*req).status).write_volatile(sent);
+            let len = (*req).tc.size as usize;
+            // INVARIANT: C has finished the message, and lends the buffer.
+            let message = Message {
+                half: Half::new(at, mount.session.clone()),
+                len,
+            };
+            let reply = Reply(ManuallyDrop::new(Half::new(at, mount.session.clone())));
+            let cx = <Sleepable as rdma::context::Context>::assume();
+            match mount.transport.request(message, reply, &cx) {
+                Ok(()) => 0,
+                Err(e) => {
+                    bindings::p9_helper_req_get(req);
+                    e.to_errno()
+                }
+            }
+        }
+    }
+
+    /// `p9_trans_module.cancel`: the request was sent, so it is to be flushed. The reply to that
+    /// ends it, before C would call `cancelled`.
+    extern "C" fn cancel(_: *mut bindings::p9_client, _: *mut bindings::p9_req_t) -> c_int {
+        1
+    }
+
+    /// `p9_trans_module.show_options`.
+    ///
+    /// # Safety
+    ///
+    /// Called by C, for a client that is connected.
+    unsafe extern "C" fn show_options(
+        m: *mut bindings::seq_file,
+        client: *mut bindings::p9_client,
+    ) -> c_int {
+        // SAFETY: This is an operation of a connected client, and the file is the caller's.
+        let (mount, m) = unsafe { (Self::mount(client), SeqFile::from_raw(m)) };
+        mount.transport.show_options(m);
+        0
+    }
+}
+
+#[pinned_drop]
+impl<T: Transport> PinnedDrop for Registration<T> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: It is in the list by the type invariant.
+        unsafe { bindings::v9fs_unregister_trans(self.raw.get()) };
+    }
+}
