@@ -86,7 +86,7 @@ def rules(text, files):
     kept = []
     for paragraph in text.rstrip("\n").split("\n\n"):
         code = re.sub(r"(?m)^#.*", "", paragraph)
-        if there.issuperset(re.findall(r"\b((?:drivers|samples|tests)/[\w/]+)/\w", code)):
+        if there.issuperset(re.findall(r"\b((?:drivers|net|samples|tests)/[\w/]+)/\w", code)):
             kept.append(paragraph)
     return moved("\n\n".join(kept) + "\n")
 
