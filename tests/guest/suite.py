@@ -13,7 +13,7 @@ from pathlib import Path
 
 from case import CASES, SECONDS, bound
 # They run in this order.
-from cases import modules, pings, ulps, kv, hostile, strangers, iwarp, nvme, storms, tracing, ends     # pylint: disable=unused-import
+from cases import modules, pings, ulps, kv, hostile, strangers, iwarp, nvme, ninep, storms, tracing, ends  # pylint: disable=unused-import
 
 
 def main():

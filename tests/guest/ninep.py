@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-2.0
+"""9P over RDMA: a server of TCP (diod), relays between that and RDMA, and mounts."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from case import BUILD, FLAVOUR, PROGRAMS, sh
+from rping import ADDR, ports, wait_listening
+
+SERVED, MOUNT = Path("/run/ninep-served"), Path("/run/ninep")
+# The name of a transport, and the module that it is of.
+TRANSPORTS = {"rdma": "9pnet_rdma", "rdma_rs": "9pnet_rdma_rs"}
+DIOD_PORT = 5650
+
+
+@contextmanager
+def loaded(transport):
+    """Loads the client and a transport of it; that in Rust is this build's."""
+    sh("modprobe", "9p")
+    if transport == "rdma":
+        sh("modprobe", "9pnet_rdma")
+    else:
+        sh("insmod", BUILD / FLAVOUR / "9pnet_rdma_rs.ko")
+    try:
+        yield
+    finally:
+        sh("rmmod", TRANSPORTS[transport])
+
+
+def ended(process):
+    process.kill()
+    process.wait()
+
+
+def wait_accepting(port):
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            assert time.monotonic() < end, "diod does not accept connections"
+            time.sleep(0.05)
+
+
+@contextmanager
+def diod():
+    """Serves an empty folder."""
+    shutil.rmtree(SERVED, ignore_errors=True)
+    SERVED.mkdir()
+    MOUNT.mkdir(exist_ok=True)
+    server = subprocess.Popen(["diod", "-f", "-n", "-L", "/run/diod.log", "-e", SERVED,
+                               "-l", f"127.0.0.1:{DIOD_PORT}"])
+    try:
+        wait_accepting(DIOD_PORT)
+        yield server
+    finally:
+        ended(server)
+        shutil.rmtree(SERVED, ignore_errors=True)
+
+
+RELAY_LOG = Path("/run/p9_relay.log")
+
+
+def silence():
+    """Returns whether the relay has kept a reply to itself."""
+    return "silent" in RELAY_LOG.read_text()
+
+
+@contextmanager
+def relay(how="", count=0):
+    """Relays between RDMA and diod, in the manner `how` from so many replies on; gives the port and the process."""
+    port = next(ports)
+    with RELAY_LOG.open("w") as log:
+        process = subprocess.Popen([PROGRAMS / "p9_relay", ADDR, str(port), str(DIOD_PORT), how, str(count)],
+                                   stderr=log)
+    try:
+        wait_listening(port)
+        yield port, process
+    finally:
+        ended(process)
+
+
+def mount(transport, port, *options, at=MOUNT):
+    options = ",".join((f"trans={transport}", f"port={port}", f"aname={SERVED}", "uname=root", *options))
+    return subprocess.run(["mount", "-t", "9p", "-o", options, ADDR, at], capture_output=True, text=True, check=False)
+
+
+def unmount(at=MOUNT):
+    subprocess.run(["umount", at], check=True, timeout=60)
+
+
+@contextmanager
+def mounted(transport, *options, how="", count=0):
+    """Mounts what diod serves; gives the relay's process."""
+    with diod(), relay(how, count) as (port, process):
+        done = mount(transport, port, *options)
+        assert not done.returncode, done.stderr
+        try:
+            yield process
+        finally:
+            unmount()
+
+
+def fill(folder, files, size):
+    """Makes a tree of files with random bytes."""
+    for n in range(files):
+        at = folder / f"folder{n % 5}"
+        at.mkdir(parents=True, exist_ok=True)
+        (at / f"file{n}").write_bytes(os.urandom(size * n // files))
+    (folder / "link").symlink_to("folder0/file0")
