@@ -151,13 +151,8 @@ pub(crate) const fn offset<T: HasCqe<ID>, const ID: u64>() -> usize {
     T::FIELD.offset
 }
 
-/// A queue of a QP.
 #[doc(hidden)]
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Queue {
-    Send = 0,
-    Recv = 1,
-}
+pub use crate::qp_id::Queue;
 
 /// An argument of methods that only this crate can call, in traits that ULPs can name.
 #[doc(hidden)]

@@ -11,10 +11,11 @@
 //! So a completion finds its note without a search, whatever else it says.
 
 use crate::{
-    cqe::Queue,
     prelude::internal::*,
-    qp,
-    qp_id::QpId, //
+    qp_id::{
+        QpId,
+        Queue, //
+    }, //
 };
 use kernel::{
     rbtree::{
@@ -166,7 +167,7 @@ unsafe fn note(
         return None;
     };
     // SAFETY: The QP is as the caller promises.
-    let qp = unsafe { qp::id_of(qp) }.get();
+    let qp = unsafe { QpId::of(qp) }.get();
     let mut bucket = Table::bucket(qp)?.lock();
     bucket.last = bucket.last.wrapping_add(1);
     let key = Key {

@@ -50,7 +50,6 @@ pub use send_ring::SendRing;
 use crate::{
     ah::Ah,
     cm,
-    code,
     completion::Completion,
     cq::{
         self,
@@ -67,7 +66,10 @@ use crate::{
         Pd, //
     },
     prelude::internal::*,
-    qp_id::QpId,
+    qp_id::{
+        QpHead,
+        QpId, //
+    },
     srq,
     trace,
     wc::{
@@ -222,7 +224,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`; `EPERM` if the QP is another
     /// module's.
     pub(crate) fn keep_table<T: Kept + 'static>(&self, table: T, _cx: &Sleepable) -> Result {
-        self.any.inner.context.module.check_type::<T>()?;
+        self.any.inner.context.head.module.check_type::<T>()?;
         self.any.inner.context.kept.push(keep::Node::of(table)?);
         Ok(())
     }
@@ -482,11 +484,11 @@ impl Inner {
         let requests = self.context.requests.lock().clone();
         let slots = self.srq.as_ref().map(|srq| srq.slots());
         let queues = requests::Queues {
-            qp: self.context.id,
+            qp: self.context.head.id,
             send: is_known(Queue::Send),
             recv: is_known(Queue::Recv),
         };
-        let id = self.context.id;
+        let id = self.context.head.id;
         // What is in an array is not noted any more. Where the CQ is shared, another module may be
         // about to dispatch a completion.
         let is_noted = |queue| !self.queue(queue).is_shared();
@@ -751,7 +753,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     Ok(AnyQp {
         // SAFETY: The QP was created for this PD and this CQ, and `inner` keeps them and the lock.
         target: unsafe {
-            wr::PostTarget::new(raw, inner.context.id, pd, recv_cq, &inner.context.reg_lock)
+            wr::PostTarget::new(raw, inner.context.head.id, pd, recv_cq, &inner.context.reg_lock)
         },
         recv_pd: match parts.srq {
             Some(_) => pd::Id::NONE,
@@ -863,9 +865,8 @@ pub trait Events: Send + Sync + 'static {
 #[pin_data]
 #[repr(C)]
 struct QpPriv {
-    /// That of the client of the QP's device. The first field: see [`code::Module::of`].
-    module: code::Module,
-    id: QpId,
+    /// The first field: see [`QpHead`].
+    head: QpHead,
     /// Held while the QP is modified: see [`attr::Modifier`]. The state that the last change has
     /// moved it to, if that is known: devices and connection managers move QPs by themselves, too.
     #[pin]
@@ -905,8 +906,10 @@ impl QpPriv {
         state: Option<State>,
     ) -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
-            module: dev.client().module,
-            id: QpId::next(),
+            head: QpHead {
+                module: dev.client().module,
+                id: QpId::next(),
+            },
             state <- new_mutex!(state),
             draining <- new_mutex!(draining, "rdma::Qp::draining"),
             ending: drain::Waited::new(),
@@ -986,16 +989,6 @@ unsafe fn private<'a>(qp: *mut bindings::ib_qp) -> &'a QpPriv {
     // SAFETY: The QP is there, as the caller promises. `create` has set its context to a `QpPriv`
     // that outlives it.
     unsafe { &*(*qp).qp_context.cast() }
-}
-
-/// Returns the number of a QP.
-///
-/// # Safety
-///
-/// `qp` is a QP of this crate, and is not destroyed meanwhile.
-pub(crate) unsafe fn id_of(qp: *mut bindings::ib_qp) -> QpId {
-    // SAFETY: The QP is as the caller promises.
-    unsafe { private(qp) }.id
 }
 
 /// Returns the transfers of a QP.

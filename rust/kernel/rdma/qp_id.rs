@@ -1,8 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Numbers of QPs that are not used again.
+//! QPs by numbers that are not used again, and their queues.
 
+use crate::{
+    bindings,
+    code, //
+};
 use kernel::sync::atomic;
+
+/// A queue of a QP.
+#[doc(hidden)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Queue {
+    Send = 0,
+    Recv = 1,
+}
+
+/// What the private data of a QP begin with, to which its `qp_context` points.
+#[repr(C)]
+pub(crate) struct QpHead {
+    /// That of the client of the QP's device. The first field: see [`code::Module::of`].
+    pub(crate) module: code::Module,
+    pub(crate) id: QpId,
+}
 
 /// Tells a QP from all that there have been and will be, where its address may be another one's
 /// when it is gone.
@@ -27,6 +47,16 @@ impl QpId {
         // INVARIANT: A multiple of the step. A QP each microsecond would take nine years to come to
         // the beginning again.
         Self(LAST.fetch_add(step, atomic::Relaxed).wrapping_add(step))
+    }
+
+    /// Returns the number of a QP.
+    ///
+    /// # Safety
+    ///
+    /// `qp` is a QP of this crate, and is not destroyed meanwhile.
+    pub(crate) unsafe fn of(qp: *const bindings::ib_qp) -> Self {
+        // SAFETY: The QP is there, as the caller promises, and its context points to this.
+        unsafe { (*(*qp).qp_context.cast::<QpHead>()).id }
     }
 
     #[inline]

@@ -182,7 +182,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         if inner.send.cq.is_shared() || inner.recv.cq.is_shared() {
             return Err(EOPNOTSUPP);
         }
-        inner.context.module.check_type::<T>()?;
+        inner.context.head.module.check_type::<T>()?;
         let value = Arc::as_ptr(&context).cast_mut().cast();
         let user_context = &inner.context.user_context;
         user_context.set(identity::address_of::<T>(), value, context)

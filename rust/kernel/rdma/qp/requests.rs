@@ -410,7 +410,7 @@ impl<T: Send + 'static> Requests<T> {
         for index in 0..count {
             let (qp, value) = init(index)?;
             let qp = qp.any().0;
-            qp.inner.context.module.check_type::<T>()?;
+            qp.inner.context.head.module.check_type::<T>()?;
             builder.add(qp)?;
             entries.push_within_capacity(Entry {
                 value: UnsafeCell::new(value),
