@@ -653,6 +653,8 @@ mod tests {
         let list = SgList::new(KVec::from_elem(7, 8000, GFP_KERNEL)?, &cx)?;
         in_softirq(move || {
             let memory = SgMap::<_, ToDevice>::new(&pd, list)?;
+            let (owner, pd) = SgMap::into_parts(memory);
+            let memory = SgMap::<_, ToDevice>::with_pd(pd, owner)?;
             let bytes = SgMap::into_owner(memory).into_inner();
             check_eq!(bytes.len(), 8000);
             Ok(())
