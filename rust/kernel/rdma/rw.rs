@@ -710,9 +710,9 @@ impl RawCtx {
         unsafe { self.map(qp, port, remote, dir) }
     }
 
-    /// Claims a prepared transfer of this state, if it is one for the QP whose memory the device may
-    /// not see as it is now: who has it may have been filled since. Fails with the error of a post
-    /// if it is not.
+    /// Claims a prepared transfer of this state, if it is one for the QP whose memory the device
+    /// may not see as it is now: it may have been filled since. Fails with the error of a post if
+    /// it is not.
     ///
     /// # Safety
     ///

@@ -109,8 +109,8 @@ impl Users {
 ///
 /// [`RwState::IDLE`] if it is not claimed, or [`RwState::LARGE`] if each transfer of its memory has
 /// to be looked at; [`RwState::EMPTY`] if it has no memory; the address of the QP while a transfer
-/// has it, with [`RwState::PREPARED`] while one is only prepared, and with [`RwState::STALE`] then if
-/// the memory is to be synchronised before that is posted.
+/// has it, with [`RwState::PREPARED`] while one is only prepared, and with [`RwState::STALE`] then
+/// if the memory is to be synchronised before that is posted.
 pub(crate) struct RwState(AtomicUsize);
 
 impl RwState {

@@ -56,8 +56,8 @@ pub(super) const TYPES: usize = bindings::hctx_type_HCTX_MAX_TYPES as usize;
 ///
 /// # Invariants
 ///
-/// This is null, or from [`Arc::into_raw`] of a queue: the reference is the slot's. It is dropped only
-/// after this was set to null and an RCU grace period has passed, or with the slot.
+/// This is null, or from [`Arc::into_raw`] of a queue: the reference is the slot's. It is dropped
+/// only after this was set to null and an RCU grace period has passed, or with the slot.
 pub(super) struct Slot<Q>(Atomic<*mut Q>);
 
 impl<Q> Slot<Q> {
