@@ -5,6 +5,7 @@ import subprocess
 from contextlib import contextmanager
 
 import null
+import nvme
 from nvme import Load, Null, until
 from nvme_ground import case
 
@@ -47,11 +48,10 @@ def refused(ground):
         verified(ground, target, backing)
 
 
-@case("a target's queue completes nothing any more", links=("null",), defects={("target", "c"): WAITS})
-def target_lost(ground):
+def target_lost(ground, bs):
     with device(ground) as (lossy, target, backing):
-        with ground.controller(target, nr_io_queues=1) as host, Load(host.disk(), bs="64k", iodepth=32) as load:
-            # Some RDMA READs are posted after this. Those of the admin queue at the host and at the target, and then of the other queue.
+        with ground.controller(target, nr_io_queues=1) as host, Load(host.disk(), bs=bs, iodepth=32) as load:
+            # Those of the admin queue at the host and at the target, and then of the other queue.
             qps = sorted(lossy.qps(), key=int)
             assert len(qps) == 4, qps
             lossy.write(f"{qps[3]}/inject", "hold")
@@ -59,3 +59,17 @@ def target_lost(ground):
             ground.broken(load)
         until(lambda: not lossy.qps(), "there are QPs still", 240)
         verified(ground, target, backing)
+
+
+@case("a target's queue completes nothing any more", links=("null",), defects={("target", "c"): WAITS})
+def lost(ground):
+    # Some RDMA READs are posted when nothing completes any more.
+    target_lost(ground, "64k")
+
+
+@case("a target's queue with unsignaled responses completes nothing any more", links=("null",),
+      defects={("target", "c"): "nvmet-rdma signals every response"})
+def lost_unsignaled(ground):
+    # Data of that size come and go with their commands and responses, which are in the ring then.
+    with nvme.target_with(ground.end, sig_limit=16, kept_data_size=4096):
+        target_lost(ground, "4k")

@@ -826,7 +826,8 @@ impl Queue {
     /// Ends the connection (`nvmet_rdma_free_queue`, `nvmet_rdma_destroy_queue_ib`): commands are
     /// parsed until the QP is drained, and executed until the submission queue is destroyed. Their
     /// responses are flushed until the QP, drained again, loses its context, which owns it. A QP
-    /// that is not drained loses it too, and gives back what it has when it is destroyed.
+    /// that is not drained loses it too, and gives back what it has when it is destroyed; what is
+    /// in the ring of responses is dropped then.
     fn free(&self, cx: &Sleepable) -> Result {
         self.id.release_handler(cx);
         // The drain flushes the QP where there is no connection.
@@ -842,11 +843,7 @@ impl Queue {
         });
         cleared.or_else(|e| {
             rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
-            match self.unsignaled.lock().is_some() {
-                // Only a drain gives these responses back. This is called again.
-                true => Err(e),
-                false => self.qp.release_context(cx),
-            }
+            self.qp.release_context(cx)
         })?;
         self.reclaim();
         Ok(())
@@ -860,7 +857,7 @@ impl Queue {
         };
         let drained = unsignaled.reclaim(&self.qp, cx, |mut response| response.put());
         if drained.is_err() {
-            // This is called again.
+            // This may be called again. If not, the QP drops them at its end.
             *self.unsignaled.lock() = Some(unsignaled);
         }
         drained
