@@ -594,28 +594,37 @@ impl Queue {
         }
     }
 
-    /// Ends the connection and all requests (`nvme_rdma_stop_queue`).
-    fn stop(&self, cx: &Sleepable) {
+    /// Ends the connection and all requests (`nvme_rdma_stop_queue`). Fails if the QP was not
+    /// drained: its receives, which keep the queue, and its requests are out still then. This may
+    /// be called again.
+    fn stop(&self, cx: &Sleepable) -> Result {
         let _guard = self.stopping.lock();
         self.live.store(false, Relaxed);
         self.lost.store(true, Relaxed);
         self.id.release_handler(cx);
         // If there is no connection, the drain flushes the requests.
         let _ = self.id.disconnect(cx);
-        if let Err(e) = self.tags.reclaim(&self.qp, cx) {
+        let drained = self.tags.reclaim(&self.qp, cx);
+        drained.inspect_err(|e| {
             pr_err!(
                 "QID {}: QP {} was not drained: {e:?}\n",
                 self.qid,
                 self.qp.num()
             );
-        }
+        })
     }
 
     /// Ends the connection and all requests, also those that the device has lost: they end with the
-    /// QP, which nothing keeps then. Who waits for one of them could not destroy it.
+    /// QP, which nothing keeps once it is drained. Who waits for one of them could not destroy it.
+    /// One that is not drained stays in its place, where the next timeout finds it.
+    ///
+    /// The controller may have become live since the queue has failed, so it is told again.
     fn abandon(self: &Arc<Self>, cx: &Sleepable) {
-        self.stop(cx);
-        self.link.forget(self.qid, self, cx);
+        let is_drained = self.stop(cx).is_ok();
+        // The controller does without one that is in no place.
+        if !is_drained || self.link.forget(self.qid, self, cx) {
+            self.link.error_recovery();
+        }
     }
 
     /// Handles a completion of NVMe. Fails with `ENOTCONN` if the queue is being stopped, and as
@@ -803,7 +812,7 @@ impl Rdma {
             dev_info!(setup.ctrl().device(), "queue {qid}: no connection: {e:?}\n");
         })?;
         if let Err(e) = setup.publish(qid, queue.clone()) {
-            queue.stop(cx);
+            let _ = queue.stop(cx);
             return Err(e.into());
         }
         // The queue goes if it fails, and ends what is waited for.
@@ -826,7 +835,8 @@ impl Rdma {
     fn stop_queues(setup: &mut Setup<'_, Self>, queues: Range<u16>, cx: &Sleepable) {
         for qid in queues.clone() {
             if let Some(queue) = setup.queue(qid) {
-                queue.stop(cx);
+                // What it has not drained is waited for by who destroys the tag set.
+                let _ = queue.stop(cx);
             }
         }
         setup.clear(queues, cx);

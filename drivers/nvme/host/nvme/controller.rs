@@ -170,20 +170,22 @@ impl<T: Transport> Link<T> {
         });
     }
 
-    /// Takes a queue that was stopped from its place, if it is there. It goes when nobody uses it,
-    /// and with it the requests that its device has lost: who waits for one of them may have the
-    /// [`Setup`](super::Setup), which has taken it otherwise.
-    pub(crate) fn forget(&self, qid: u16, queue: &Arc<T::Queue>, _cx: &Sleepable) {
+    /// Takes a queue that was stopped from its place, and returns whether it was there. It goes
+    /// when nobody uses it, and with it the requests that its device has lost: who waits for one of
+    /// them may have the [`Setup`](super::Setup), which has taken it otherwise.
+    pub(crate) fn forget(&self, qid: u16, queue: &Arc<T::Queue>, _cx: &Sleepable) -> bool {
         let slot = |ctrl: &Controller<T>| {
             let slot = ctrl.slots.get(usize::from(qid))?;
             // SAFETY: The reference is dropped after the grace period below.
             unsafe { slot.take_this(queue) }
         };
-        if let Some(queue) = self.with(slot).flatten() {
-            // SAFETY: The caller may sleep.
-            unsafe { bindings::synchronize_rcu() };
-            drop(queue);
-        }
+        let Some(queue) = self.with(slot).flatten() else {
+            return false;
+        };
+        // SAFETY: The caller may sleep.
+        unsafe { bindings::synchronize_rcu() };
+        drop(queue);
+        true
     }
 
     /// Passes an asynchronous event on, whose status and result are as they were sent. Any context.
