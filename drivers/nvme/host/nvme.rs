@@ -333,11 +333,9 @@ impl<T: Transport> Registration<T> {
     /// Returns whether there is a controller of the same options (`nvmf_ip_options_match`).
     fn exists(&self, opts: *mut bindings::nvmf_ctrl_options) -> bool {
         let controllers = self.controllers.lock();
-        controllers.iter().any(|ctrl| {
-            // SAFETY: The controller is valid, and so are the options, which nvme-fabrics passes.
-            ctrl.started.load(Acquire)
-                && unsafe { bindings::nvmf_ip_options_match(ctrl.raw(), opts) }
-        })
+        let mut started = controllers.iter().filter(|it| it.started.load(Acquire));
+        // SAFETY: The controllers are valid, and so are the options, which nvme-fabrics passes.
+        started.any(|ctrl| unsafe { bindings::nvmf_ip_options_match(ctrl.raw(), opts) })
     }
 
     /// `nvmf_transport_ops.create_ctrl`.
