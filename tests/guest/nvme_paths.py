@@ -76,6 +76,7 @@ def mixed(ground):
                             until(lambda: (way / "ana_state").read_text(encoding="ascii").strip() == word,
                                   f"the host does not know that a path is {word}")
                         flowing(first)
+                        ended(ways, state)
                         before = [done_by(way) for way in ways]
                         flowing(first)
                         went = [done_by(way) > then for way, then in zip(ways, before)]
@@ -103,6 +104,14 @@ def done_by(way):
     return int(words[0]) + int(words[4])
 
 
+def ended(ways, states):
+    """Waits for the I/Os that were sent by paths before these became inaccessible."""
+    for way, state in zip(ways, states):
+        if state == "inaccessible":
+            until(lambda: int((way / "stat").read_text(encoding="ascii").split()[8]) == 0,
+                  f"I/Os are under way by {way}")
+
+
 @case("ANA: the states of three ports change under load", links=("rxe",))
 def states(ground):
     with ported(ground, 3) as (null, ports, hosts):
@@ -114,8 +123,8 @@ def states(ground):
                     # The target sends the next event only once the host has read the log.
                     until(lambda: (way / "ana_state").read_text(encoding="ascii").strip() == state,
                           f"the host does not know that a port is {state}")
-                # Those that were under way are done after this.
                 flowing(hosts[0])
+                ended(ways, row)
                 before = [done_by(way) for way in ways]
                 flowing(hosts[0])
                 went = [done_by(way) > then for way, then in zip(ways, before)]
