@@ -99,7 +99,7 @@ def addresses():
         ended = subprocess.run(["insmod", BUILD / FLAVOUR / "rdma_kv.ko", *given], capture_output=True, check=False)
         log = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
         value = given[0].removeprefix("server=")
-        assert ended.returncode and log.count("\n") == 1, f"{given}: {log}"
+        assert ended.returncode and log.count("rdma_kv: ") == 1, f"{given}: {log}"
         assert f"rdma_kv: `{value}' invalid for parameter `server'" in log, f"{given}: {log}"
 
 
