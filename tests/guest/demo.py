@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import nvme
@@ -85,6 +85,9 @@ def nvme_row(host, end):
         nvme.none_left()
         nvme.unload(nvme.HOSTS[host], nvme.TARGETS[end])
     except (OSError, AssertionError, subprocess.SubprocessError) as e:
+        # The next row has modules of its own.
+        with suppress(OSError, AssertionError, subprocess.SubprocessError):
+            nvme.unload(nvme.HOSTS[host], nvme.TARGETS[end])
         return row, f"NVMe, {host} host, {end} target: {e}: {(getattr(e, 'stderr', '') or '').strip()}"
     figures = ground.figures
     row |= {"ios": figures["ios"], "bytes_written": figures["bytes"] // 2, "bytes_verified": figures["verified"]}

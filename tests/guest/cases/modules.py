@@ -84,15 +84,20 @@ def twins():
 if STOCK:
     @case("modules: owners that a device loses end where posts are noted")
     def noted():
-        for on, ends in (1, True), (0, False):
-            sh("rmmod", "rdma_rping", "rdma_rs")
-            sh("insmod", f"{BUILD}/{FLAVOUR}/rdma_rs.ko", f"note_posts={on}")
-            sh("insmod", f"{BUILD}/{FLAVOUR}/rdma_null.ko")
-            lost = subprocess.run(["insmod", f"{BUILD}/{FLAVOUR}/rdma_lost.ko"],
-                                  capture_output=True, check=False)
-            loaded = ["rdma_lost"] * (lost.returncode == 0)
-            sh("rmmod", *loaded, "rdma_null")
-            sh("insmod", f"{BUILD}/{FLAVOUR}/rdma_rping.ko")
-            assert bool(loaded) == ends, f"note_posts={on}: {lost}"
-        # As the other cases have it.
-        reload()
+        try:
+            for on, ends in (1, True), (0, False):
+                sh("rmmod", "rdma_rping", "rdma_rs")
+                sh("insmod", f"{BUILD}/{FLAVOUR}/rdma_rs.ko", f"note_posts={on}")
+                sh("insmod", f"{BUILD}/{FLAVOUR}/rdma_null.ko")
+                lost = subprocess.run(["insmod", f"{BUILD}/{FLAVOUR}/rdma_lost.ko"],
+                                      capture_output=True, check=False)
+                loaded = ["rdma_lost"] * (lost.returncode == 0)
+                sh("rmmod", *loaded, "rdma_null")
+                sh("insmod", f"{BUILD}/{FLAVOUR}/rdma_rping.ko")
+                assert bool(loaded) == ends, f"note_posts={on}: {lost}"
+        finally:
+            # As the other cases have it, whatever is loaded.
+            for name in ("rdma_lost", "rdma_null", "rdma_rping", "rdma_rs"):
+                subprocess.run(["rmmod", name], capture_output=True, check=False)
+            for name in ("rdma_rs", "rdma_rping"):
+                sh("insmod", f"{BUILD}/{FLAVOUR}/{name}.ko")
