@@ -254,6 +254,22 @@ static int all_mapped(struct ib_mr *mr, int ret, int nents, size_t len)
 	return ret == nents && mr->length == len ? 0 : -EINVAL;
 }
 
+/*
+ * Returns the size of the pages that an MR maps. These two drivers tell the device that of the CPU
+ * when they allocate the MR, and nothing of what ib_map_mr_sg() is asked for: addresses of smaller
+ * pages would be taken for larger pages, with what is behind the memory.
+ */
+static unsigned int mr_page_size(const struct ib_mr *mr)
+{
+	switch (mr->device->ops.driver_id) {
+	case RDMA_DRIVER_ERDMA:
+	case RDMA_DRIVER_VMW_PVRDMA:
+		return PAGE_SIZE;
+	default:
+		return SZ_4K;
+	}
+}
+
 /* Maps memory that is contiguous to the device. */
 int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 {
@@ -263,7 +279,8 @@ int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 	sg_init_table(&sg, 1);
 	sg_dma_address(&sg) = addr;
 	sg_dma_len(&sg) = len;
-	ret = all_mapped(mr, ib_map_mr_sg(mr, &sg, 1, NULL, SZ_4K), 1, len);
+	ret = ib_map_mr_sg(mr, &sg, 1, NULL, mr_page_size(mr));
+	ret = all_mapped(mr, ret, 1, len);
 	trace_mr_map(mr, 1, len, ret);
 	return ret;
 }
@@ -271,7 +288,7 @@ int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 /* Maps a list that is mapped for DMA, of @len bytes in all. */
 int rdma_helper_map_mr_list(struct ib_mr *mr, struct sg_table *sgt, u32 len)
 {
-	int ret = ib_map_mr_sg(mr, sgt->sgl, sgt->nents, NULL, SZ_4K);
+	int ret = ib_map_mr_sg(mr, sgt->sgl, sgt->nents, NULL, mr_page_size(mr));
 
 	ret = all_mapped(mr, ret, sgt->nents, len);
 	trace_mr_map(mr, sgt->nents, len, ret);
@@ -302,7 +319,8 @@ int rdma_helper_map_mr_sg(struct ib_mr *mr, struct sg_table *sgt, size_t start, 
 	sg_dma_len(last) = end;
 	sg_dma_address(first) += start;
 	sg_dma_len(first) -= start;
-	ret = all_mapped(mr, ib_map_mr_sg(mr, first, nents, NULL, SZ_4K), nents, len);
+	ret = ib_map_mr_sg(mr, first, nents, NULL, mr_page_size(mr));
+	ret = all_mapped(mr, ret, nents, len);
 	sg_dma_address(first) = addr;
 	sg_dma_len(first) = first_len;
 	sg_dma_len(last) = last_len;

@@ -73,8 +73,9 @@ use kernel::{
     }, //
 };
 
-/// The size of the pages that an MR maps, whatever those of the CPU are: all devices have it, and
-/// block drivers split requests by it.
+/// The size of the pages that an MR maps, whatever those of the CPU are: block drivers split
+/// requests by it. MRs of erdma and vmw_pvrdma map pages of the CPU's size: where that is larger, a
+/// list that has gaps between such pages is refused, and an MR has more pages than it needs.
 pub const PAGE_SIZE: usize = 4096;
 
 /// Memory that outlives its type, only to be dropped. ULPs get none: see [`Memory::keep`].
