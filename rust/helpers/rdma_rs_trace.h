@@ -81,8 +81,11 @@ TRACE_EVENT(mr_map,
 		  __entry->mr_id, __entry->nents, __entry->len, __entry->iova, __entry->rc)
 );
 
-/* Without static branches those of the hot path would cost more than a no-op. */
-#ifdef CONFIG_JUMP_LABEL
+/*
+ * Without static branches those of the hot path would cost more than a no-op. Without tracepoints
+ * helpers.c has functions of the same names.
+ */
+#if defined(CONFIG_TRACEPOINTS) && defined(CONFIG_JUMP_LABEL)
 
 TRACE_DEFINE_ENUM(IB_WR_SEND);
 TRACE_DEFINE_ENUM(IB_WR_SEND_WITH_IMM);
