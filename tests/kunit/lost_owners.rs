@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Single owners that the device loses: they end with their QP where posts are noted.
+//! Single owners that the device loses: they end with their QP where posts are noted. The kernels of
+//! these suites have no static branches, so that is with debug assertions only.
+
+#![cfg(debug_assertions)]
 
 use crate::{
     check::expect,

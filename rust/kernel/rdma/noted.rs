@@ -124,7 +124,15 @@ impl PinnedDrop for Table {
     }
 }
 
-/// Has posts of single owners noted from here on, or no longer.
+/// Set where posts can be noted. Without static branches each post and poll would have to look, as
+/// those of kernels with debug assertions do.
+const POSSIBLE: bool = cfg!(any(
+    all(CONFIG_TRACEPOINTS, CONFIG_JUMP_LABEL),
+    debug_assertions
+));
+
+/// Has posts of single owners noted from here on, or no longer. Fails with `EOPNOTSUPP` where the
+/// kernel has no static branches, nor debug assertions; `ENOMEM`.
 ///
 /// # Safety
 ///
@@ -132,6 +140,10 @@ impl PinnedDrop for Table {
 /// an array without the branches may be that of a post that was noted.
 pub unsafe fn set(on: bool) -> Result {
     match (NOTING.load(Relaxed), on) {
+        (false, true) if !POSSIBLE => {
+            pr_err!("posts cannot be noted: this kernel has no static branches\n");
+            return Err(EOPNOTSUPP);
+        }
         // SAFETY: They are off.
         (false, true) => to_result(unsafe { bindings::rdma_helper_branches_on() })?,
         // SAFETY: They are on.
@@ -142,7 +154,7 @@ pub unsafe fn set(on: bool) -> Result {
     Ok(())
 }
 
-/// Returns whether posts are noted. For kernels without static branches.
+/// Returns whether posts are noted. In posts and polls for kernels without static branches alone.
 #[inline(never)]
 pub(crate) fn is_on() -> bool {
     NOTING.load(Relaxed)
