@@ -753,7 +753,13 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     Ok(AnyQp {
         // SAFETY: The QP was created for this PD and this CQ, and `inner` keeps them and the lock.
         target: unsafe {
-            wr::PostTarget::new(raw, inner.context.head.id, pd, recv_cq, &inner.context.reg_lock)
+            wr::PostTarget::new(
+                raw,
+                inner.context.head.id,
+                pd,
+                recv_cq,
+                &inner.context.reg_lock,
+            )
         },
         recv_pd: match parts.srq {
             Some(_) => pd::Id::NONE,
