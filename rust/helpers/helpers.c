@@ -629,8 +629,9 @@ int rdma_helper_poll_cq(struct ib_cq *cq, int num_entries, struct ib_wc *wc)
 void rdma_helper_trace_wc(struct ib_cq *cq, struct ib_wc *wc)
 {
 	rdma_helper_trace_completion(cq, wc);
+	wc->wc_flags &= ~RDMA_HELPER_WC_TRACED_MASK;
 	wc->wc_flags |= RDMA_HELPER_WC_TRACED;
 	wc->wr_cqe->done(cq, wc);
-	wc->wc_flags &= ~RDMA_HELPER_WC_TRACED;
+	wc->wc_flags &= ~RDMA_HELPER_WC_TRACED_MASK;
 }
 EXPORT_SYMBOL_GPL(rdma_helper_trace_wc);

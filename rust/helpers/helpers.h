@@ -51,9 +51,13 @@ DECLARE_TRACEPOINT(post_srq_recv);
 DECLARE_TRACEPOINT(wc);
 #endif
 
-/* None of enum ib_wc_flags: set while the callback of a completion that was traced runs. */
+/*
+ * None of enum ib_wc_flags: the bits of the mask are these while the callback of a completion that
+ * was traced runs. Drivers leave the flags of one that has failed as they were.
+ */
 enum rdma_helper_wc_flags {
-	RDMA_HELPER_WC_TRACED = 1 << 30,
+	RDMA_HELPER_WC_TRACED = 0x5ac3e600,
+	RDMA_HELPER_WC_TRACED_MASK = 0x7fffff00,
 };
 
 int rdma_helper_branches_on(void);

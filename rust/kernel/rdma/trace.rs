@@ -259,8 +259,9 @@ pub(crate) unsafe fn completion<'a>(
     unsafe {
         if is_on!(__tracepoint_wc) {
             crate::wc::unlikely();
+            let mask = bindings::rdma_helper_wc_flags_RDMA_HELPER_WC_TRACED_MASK as c_int;
             let traced = bindings::rdma_helper_wc_flags_RDMA_HELPER_WC_TRACED as c_int;
-            if !cq.is_null() && (*wc).wc_flags & traced == 0 {
+            if !cq.is_null() && (*wc).wc_flags & mask != traced {
                 bindings::rdma_helper_trace_wc(cq, wc);
                 return None;
             }
