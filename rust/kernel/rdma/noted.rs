@@ -11,6 +11,7 @@
 //! So a completion finds its note without a search, whatever else it says.
 
 use crate::{
+    debug,
     prelude::internal::*,
     qp_id::{
         QpId,
@@ -56,8 +57,9 @@ struct Key {
 ///
 /// # Invariants
 ///
-/// It stays where it is until it is taken out of the table, which who completes the request does,
-/// alone. `owner` is the callback of the request's owner, which is there until then.
+/// It stays where it is until it is taken out of the table. One takes it out, alone: who completes
+/// the request, the end of the QP where none does any more, or the post if the driver refuses it.
+/// `owner` is the callback of the request's owner, which is there until then.
 #[repr(C)]
 struct Note {
     /// The callback that the request is posted with. The first field, to get back from it.
@@ -194,23 +196,35 @@ unsafe fn note(
         queue,
     };
     drop(bucket.notes.insert(reserved.into_node(key, note)));
-    bucket.notes.get_mut(&key).map(NonNull::from)
+    let note = bucket.notes.get_mut(&key).map(NonNull::from)?;
+    drop(bucket);
+    debug::activate(note.as_ptr().cast(), NAME);
+    Some(note)
 }
 
-/// Takes a note out of the table, and returns the callback of the owner.
+/// What debugging calls a note.
+const NAME: &str = "a note";
+
+/// Takes a note out of the table, and returns the callback of the owner. `None`, with debug
+/// assertions, if the note is gone: the device has completed the request twice, or behind the end
+/// of the QP.
 ///
 /// # Safety
 ///
 /// The note is in the table, and the caller alone takes it out: it completes the request, or knows
 /// that this was not posted.
-unsafe fn take(note: NonNull<Note>) -> *mut bindings::ib_cqe {
+unsafe fn take(note: NonNull<Note>) -> Option<*mut bindings::ib_cqe> {
+    if !debug::deactivate(note.as_ptr().cast()) {
+        debug::report(NAME);
+        return None;
+    }
     // SAFETY: By the invariant of `Note` it is there, and its fields do not change.
     let (owner, key) = unsafe { ((*note.as_ptr()).owner, (*note.as_ptr()).key) };
     if let Some(bucket) = Table::bucket(key.qp) {
         let note = bucket.lock().notes.remove_node(&key);
         drop(note);
     }
-    owner
+    Some(owner)
 }
 
 macro_rules! post {
@@ -266,11 +280,20 @@ unsafe extern "C" fn done(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     // SAFETY: C has passed `wc`, which may be written. The request completes once, by the driver's
     // contract, so this takes its note. The owner is there, as it has not completed before.
     unsafe {
-        let owner = take(note_of(wc));
+        let Some(owner) = take(note_of(wc)) else {
+            return;
+        };
         (*wc).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(owner);
         (*owner).done.unwrap_unchecked()(cq, wc);
     }
 }
+
+/// The callback of a completion that is ignored.
+static IGNORED: bindings::ib_cqe = bindings::ib_cqe {
+    done: Some(ignored),
+};
+
+unsafe extern "C" fn ignored(_cq: *mut bindings::ib_cq, _wc: *mut bindings::ib_wc) {}
 
 /// Returns the note of a request.
 ///
@@ -306,7 +329,7 @@ pub(crate) unsafe fn poll_cq(
             let cqe = *(*wc).__bindgen_anon_1.wr_cqe;
             let theirs = cqe.as_ref().and_then(|cqe| cqe.done);
             if theirs.is_some_and(|theirs| ptr::fn_addr_eq(theirs, ours)) {
-                let owner = take(note_of(wc));
+                let owner = take(note_of(wc)).unwrap_or((&raw const IGNORED).cast_mut());
                 (*wc).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(owner);
             }
             bindings::rdma_helper_trace_completion(cq, wc);
@@ -350,6 +373,8 @@ pub(crate) unsafe fn take_lost(
 ) -> Option<(*mut bindings::ib_cqe, Queue)> {
     let mut bucket = Table::bucket(qp.get())?.lock();
     let (key, queue) = find(&bucket, qp, of)?;
+    let note = bucket.notes.get_mut(&key).map(ptr::from_mut)?;
+    debug::deactivate(note.cast());
     let (_, note) = bucket.notes.remove_node(&key)?.to_key_value();
     Some((note.owner, queue))
 }
