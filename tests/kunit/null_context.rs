@@ -275,6 +275,59 @@ fn released_in_handler() -> Result {
     wait(|| gone.get() == 2)
 }
 
+/// A request that is posted again and again, until it is stopped.
+#[derive(HasCqe)]
+struct Again<C: PollContext> {
+    cqe: Cqe<Self>,
+    qp: Arc<Qp<C>>,
+    times: Arc<Counter>,
+    stop: Arc<Counter>,
+}
+
+impl<C: Polled> CqeHandler for Again<C> {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = context::Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
+        this.times.up();
+        if wc.result().is_ok() && this.stop.get() == 0 {
+            let qp = this.qp.clone();
+            let _ = qp.post_send(this, |_| Ok(SendWr::send([])));
+        }
+    }
+}
+
+/// Releases the context of a QP while its CQ has completions of another one all the time.
+fn released_on_a_busy_cq<C: CorePolled + Polled>() -> Result {
+    let null = Null::<C>::new()?;
+    let Null { a, b, cq, env, dev } = null;
+    let (times, stop, gone) = (Counter::new()?, Counter::new()?, Counter::new()?);
+    dev.inject_qp(b.num(), Injection::Connect { peer: 0 })?;
+    let b = Arc::new(b, GFP_KERNEL)?;
+    for _ in 0..4 {
+        let again = Again {
+            cqe: Cqe::new(),
+            qp: b.clone(),
+            times: times.clone(),
+            stop: stop.clone(),
+        };
+        let again = KBox::pin(again, GFP_KERNEL)?;
+        b.post_send(again, |_| Ok(SendWr::send([])))?;
+    }
+    a.set_context(Arc::new(Dropped(gone.clone()), GFP_KERNEL)?, &env.cx)?;
+    let released = a.release_context(&env.cx);
+    let (freed, seen) = (gone.get(), times.get());
+    let busy = wait(|| times.get() > seen);
+    stop.up();
+    released?;
+    busy?;
+    check_eq!(freed, 1);
+    drop((a, b, cq));
+    drop(env);
+    dev.begin_removal()?;
+    wait(|| dev.is_removed())
+}
+
 #[kunit_tests(rdma_null_context)]
 mod tests {
     use super::*;
@@ -441,6 +494,16 @@ mod tests {
     #[test]
     fn release_waits_for_handlers() -> Result {
         released_in_handler()
+    }
+
+    #[test]
+    fn released_on_a_busy_cq_softirq() -> Result {
+        released_on_a_busy_cq::<Softirq>()
+    }
+
+    #[test]
+    fn released_on_a_busy_cq_workqueue() -> Result {
+        released_on_a_busy_cq::<Workqueue>()
     }
 
     /// The token is that of the context that it is made of.

@@ -527,6 +527,19 @@ impl Inner {
         }
     }
 
+    /// Starts a work item that does [`Inner::flush`], and returns what it sets then.
+    #[inline(never)]
+    pub(crate) fn start_flush(this: &Shared) -> Result<Arc<atomic::Atomic<bool>>> {
+        let flushed = Arc::new(atomic::Atomic::new(false), GFP_KERNEL)?;
+        let (cq, done) = (this.clone(), flushed.clone());
+        this.object.queue().try_spawn(GFP_KERNEL, move || {
+            // SAFETY: Work items run in process context.
+            cq.flush(&unsafe { Sleepable::assume() });
+            done.store(true, atomic::Release);
+        })?;
+        Ok(flushed)
+    }
+
     /// Returns whether completions of the CQ are handled by its poller alone: no other module uses
     /// it, and none was ever polled into an array of a caller.
     pub(crate) fn has_only_poller(&self) -> bool {

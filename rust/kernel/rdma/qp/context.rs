@@ -150,10 +150,11 @@ impl<T: 'static, C: Context> Context for QpContext<T, C> {
             None
         } else {
             // SAFETY: `Provides` below lets a handler with this token be posted only to QPs that
-            // complete to a CQ that the core polls, and this one is not shared. So handlers run one
-            // after the other, in the order of the completions, and a QP is destroyed after the
-            // marker of its drain, behind all its completions, was handled. Drivers set `qp` in
-            // each completion.
+            // complete to a CQ that the core polls, and this one is not shared. So the core calls
+            // handlers one after the other, in the order of the completions, and a QP is destroyed
+            // after the marker of its drain, behind all its completions, was handled. Drivers set
+            // `qp` in each completion. What is lost is completed after the QP was destroyed, with
+            // a stand-in whose `qp_context` is the QP's, which is there until that has ended.
             unsafe { super::private(wc.0.qp) }.user_context.get()
         };
         // INVARIANT: The QP has a reference to the context. It is dropped after the QP, or by
@@ -215,8 +216,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// last handle is gone. So what is posted must not keep the QP either.
     ///
     /// Fails with `EDEADLK` in a handler of the QP's CQs; with `ETIMEDOUT` after a minute, or
-    /// `EOVERFLOW` at once if a CQ has lost completions, as where a handler has not returned: the
-    /// reference is kept then, handlers do not find it any more, and this may be called again.
+    /// `EOVERFLOW` at once if a CQ has lost completions, as where a handler has not returned;
+    /// `ENOMEM`. The reference is kept then, handlers do not find it any more, and this may be
+    /// called again.
     ///
     /// # Examples
     ///

@@ -34,6 +34,7 @@ use core::{
 use kernel::{
     alloc::flags,
     sync::atomic::{
+        Acquire,
         Atomic,
         Full,
         Relaxed, //
@@ -576,6 +577,19 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
+    /// Waits until the handlers that the core's pollers have begun have returned, also where a
+    /// poller goes on with completions of other QPs.
+    fn returned(&self) -> Result {
+        for cq in [&self.qp.send.cq, &self.qp.recv.cq] {
+            if !cq.is_idle(self.cx) {
+                // A work item waits, as it may have to wait for long.
+                let flushed = cq::Inner::start_flush(cq)?;
+                self.until(|| flushed.load(Acquire).then_some(()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Processes the completions of CQs that callers poll, and returns whether there are such.
     fn poll(&self) -> bool {
         let (send, recv) = (&self.qp.send.cq, &self.qp.recv.cq);
@@ -607,8 +621,9 @@ impl Inner {
         settled
     }
 
-    /// Waits until the handlers that had begun have returned, whatever is posted. Fails with
-    /// `EDEADLK` in one of them, and as a drain whose time is over.
+    /// Waits until the handlers that had begun have returned, whatever is posted, but those where
+    /// callers poll. Fails with `EDEADLK` in one of them, with `ENOMEM`, and as a drain whose time
+    /// is over.
     pub(super) fn handlers_returned(&self, cx: &Sleepable) -> Result {
         if self.is_polled_by_current() {
             return Err(EDEADLK);
@@ -617,7 +632,7 @@ impl Inner {
         let wait = Wait::new(self, Drain::Posted, &waited, cx);
         // No driver is waited for.
         wait.helped.set(true);
-        wait.polled()
+        wait.returned()
     }
 
     /// Reports what a drain, or the end of the QP, has waited for since so many seconds.
