@@ -10,6 +10,7 @@ use crate::{
         Runs, //
     },
     debug,
+    noted,
     pd,
     prelude::internal::*,
     qp::Qp,
@@ -92,7 +93,11 @@ fn recv_refused(wr: &bindings::ib_recv_wr, ret: c_int) -> PostError<NonNull<bind
 #[cold]
 #[inline(never)]
 pub(crate) fn unnamed() {
-    pr_err!("a driver did not say which request it refused: the owner is leaked\n");
+    let owner = match noted::is_on() {
+        true => "stays until the end of the QP",
+        false => "is leaked",
+    };
+    pr_err!("a driver did not say which request it refused: the owner {owner}\n");
 }
 
 /// Returns whether the driver of a QP names the first request of a list when there is no room for
