@@ -861,7 +861,6 @@ impl RawCtx {
         let entry = unsafe { &mut *self.entry.get() };
         if let Some(entry) = entry.as_ref().filter(|entry| entry.is_of(list)) {
             // It is not listed if a view of the memory was forgotten.
-            //
             if !entry.is_listed() {
                 // SAFETY: The context removes its entry before it is freed. The caller has claimed
                 // it, which keeps all others from the transfer.
@@ -1258,11 +1257,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// [`Ctx::cancel`], wherever its context is: that does not keep the QP. Only a view of
     /// [`Ctx::cpu`] does, until it is dropped.
     ///
-    /// Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if the range is empty
-    /// or not inside of the memory, if there is none, or the QP was created without contexts, is
-    /// not initialised, has no entries, or so few that C could not make the requests in one piece,
-    /// or MRs are needed and cannot map the entries of the list; `EAGAIN` if MRs are needed and all
-    /// are in use; `ENOMEM`. See Documentation/mr.rst.
+    /// Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if `rw` says that the
+    /// transfer is prepared, if the range is empty or not inside of the memory, if there is none,
+    /// or the QP was created without contexts, is not initialised, has no entries, or so few that C
+    /// could not make the requests in one piece, or MRs are needed and cannot map the entries of
+    /// the list; `EAGAIN` if MRs are needed and all are in use; `ENOMEM`. See
+    /// Documentation/mr.rst.
     pub fn prepare_rw(&self, rw: Rw<'_>) -> Result {
         let Some(extents) = rw.extents else {
             return Err(EINVAL);

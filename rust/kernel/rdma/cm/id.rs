@@ -1171,6 +1171,9 @@ impl Listener {
     ///
     /// # Examples
     ///
+    /// A device may go before the handle of its listener is stored. So the lock is held from before
+    /// the listener is made: [`Accept::stopped`] waits, and finds it.
+    ///
     /// ```
     /// # use rdma::prelude::*;
     /// struct Port {
@@ -1186,6 +1189,12 @@ impl Listener {
     ///         let gone = self.listener.lock().take_if(|it| it.has_stopped());
     ///         drop(gone);
     ///     }
+    /// }
+    ///
+    /// fn listen(port: &Arc<Port>, client: &ClientRef, addr: SocketAddr, cx: &Sleepable) -> Result {
+    ///     let mut listener = port.listener.lock();
+    ///     *listener = Some(cm::Listener::new(client, addr, 8, port.clone(), cx)?);
+    ///     Ok(())
     /// }
     /// ```
     pub fn has_stopped(&self) -> bool {
