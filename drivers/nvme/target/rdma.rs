@@ -849,7 +849,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Drains the QP, and ends the responses that have no completion. From here on each is signaled.
+    /// Drains the QP, and ends the responses that have no completion. From here on each is
+    /// signaled.
     fn drain(&self, cx: &Sleepable) -> Result {
         let unsignaled = self.unsignaled.lock().take();
         let Some(mut unsignaled) = unsignaled else {
