@@ -15,12 +15,20 @@ use crate::{
         Null,
         NullEnv,
         Polled,
-        CAPS, //
+        RegOwner,
+        UdEnd,
+        CAPS,
+        PORT,
+        QKEY, //
     }, //
 };
 use core::marker::PhantomData;
 use kernel::prelude::*;
 use rdma::{
+    ah::{
+        self,
+        Ah, //
+    },
     prelude::*,
     qp::{
         Chain,
@@ -120,6 +128,23 @@ impl CqeHandler for Shared {
     type Needs = context::Atomic;
 
     fn done(this: Arc<Self>, wc: &Wc, _cx: &context::Atomic) {
+        this.parts.end(wc);
+    }
+}
+
+/// Invalidates a region, which completes to a callback of the region's MR.
+#[derive(HasCqe)]
+struct Inv {
+    cqe: Cqe<Self>,
+    region: Arc<SharedRegion<Bidirectional>>,
+    parts: Parts,
+}
+
+impl CqeHandler for Inv {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = context::Atomic;
+
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         this.parts.end(wc);
     }
 }
@@ -237,7 +262,7 @@ where
 fn unnamed_ends<C: Polled>(lose: Injection, completed: i32) -> Result {
     expect(
         1,
-        "did not say which request it refused: the owner is leaked",
+        "did not say which request it refused: the owner stays until the end of the QP",
     );
     owners_end::<C, context::Atomic>(send, lose, completed)
 }
@@ -278,6 +303,100 @@ fn shared_ends<C: Polled>() -> Result {
     check_eq!(counts.gone.get(), 1);
     drop(cq);
     is_removed(null)
+}
+
+/// An invalidation that the device loses.
+fn invalidation_ends<C: Polled>() -> Result {
+    let _noted = Noted::new()?;
+    let null = Null::<C>::with(&Caps::new(16, 16))?;
+    null.disconnect()?;
+    let Null { a, b, cq, env, dev } = null;
+    let (counts, region) = (Counts::new()?, env.region(8)?);
+    let owner = RegOwner::new(&region)?;
+    let registered = owner.registered.clone();
+    a.post_send(owner, |o| Ok(both(&o.region)))?;
+    wait(|| {
+        C::poll(&cq);
+        registered.get() == 1
+    })?;
+    dev.inject_qp(a.num(), HOLD_ONE)?;
+    let inv = Inv {
+        cqe: Cqe::new(),
+        region,
+        parts: counts.parts(),
+    };
+    let inv = KBox::pin(inv, GFP_KERNEL)?;
+    a.post_send(inv, |i| Ok(InvWr::new(&i.region)))?;
+    a.destroy(&env.cx)?;
+    check_eq!(counts.get(), (0, 1, 1));
+    drop((b, cq));
+    is_removed(NullEnv { env, dev })
+}
+
+/// A chain that the device refuses in part: its owner is dropped with the QP, and no note is left.
+fn part_of_a_chain_ends<C: Polled + Provides<context::Atomic>>() -> Result {
+    let _noted = Noted::new()?;
+    let null = Null::<C>::with(&Caps::new(16, 16))?;
+    null.disconnect()?;
+    let Null { a, b, cq, env, dev } = null;
+    let counts = Counts::new()?;
+    dev.inject_qp(a.num(), REFUSE)?;
+    let refused = chain(&a, counts.single::<context::Atomic>(&env.pd, &env.cx)?);
+    check_err!(refused, EIO);
+    for _ in 1..COUNT {
+        chain(&a, counts.single::<context::Atomic>(&env.pd, &env.cx)?)?;
+    }
+    a.destroy(&env.cx)?;
+    let all = COUNT as i32;
+    wait(|| counts.get() == (all - 1, 0, all))?;
+    drop((b, cq));
+    is_removed(NullEnv { env, dev })
+}
+
+/// A datagram that the device loses.
+fn datagram_ends<C: Polled>() -> Result {
+    let _noted = Noted::new()?;
+    let null = NullEnv::new()?;
+    let attr = ah::Attr {
+        dlid: 1,
+        ..ah::Attr::new(PORT)
+    };
+    let to = Arc::new(Ah::create(&null.env.pd, &attr, &null.env.cx)?, GFP_KERNEL)?;
+    let UdEnd { qp, cq, sent, .. } = {
+        let end = UdEnd::<C>::new(&null.env, 0)?;
+        null.dev.inject_qp(end.qp.num(), HOLD_ONE)?;
+        for _ in 0..COUNT {
+            end.send(&null.env, &to, 0, QKEY, b"lost")?;
+        }
+        end
+    };
+    qp.destroy(&null.env.cx)?;
+    let sent = sent.take();
+    check_eq!(sent.len(), COUNT as usize);
+    check_eq!(sent.iter().filter(|it| it.result.is_err()).count(), 1);
+    drop((sent, cq, to));
+    is_removed(null)
+}
+
+/// Requests that were posted before posts were noted are polled as they are.
+fn plain_completions_are_polled<C: Polled + Provides<context::Atomic>>() -> Result {
+    let null = Null::<C>::with(&Caps::new(16, 16))?;
+    null.disconnect()?;
+    let (counts, all) = (Counts::new()?, COUNT as i32);
+    for _ in 0..COUNT {
+        let owner = counts.single::<context::Atomic>(&null.env.pd, &null.env.cx)?;
+        send(&null.a, owner)?;
+    }
+    let _noted = Noted::new()?;
+    let owner = counts.single::<context::Atomic>(&null.env.pd, &null.env.cx)?;
+    send(&null.a, owner)?;
+    wait(|| {
+        C::poll(&null.cq);
+        counts.get() == (all + 1, 0, all + 1)
+    })?;
+    let Null { a, b, cq, env, dev } = null;
+    drop((a, b, cq));
+    is_removed(NullEnv { env, dev })
 }
 
 /// Completions that are late, and not lost: each owner comes back once.
@@ -423,6 +542,41 @@ mod tests {
     #[test]
     fn late_completions_at_a_caller() -> Result {
         late_ends_once::<Direct>()
+    }
+
+    #[test]
+    fn invalidation_in_a_softirq() -> Result {
+        invalidation_ends::<Softirq>()
+    }
+
+    #[test]
+    fn invalidation_at_a_caller() -> Result {
+        invalidation_ends::<Direct>()
+    }
+
+    #[test]
+    fn part_of_a_chain_in_a_softirq() -> Result {
+        part_of_a_chain_ends::<Softirq>()
+    }
+
+    #[test]
+    fn part_of_a_chain_at_a_caller() -> Result {
+        part_of_a_chain_ends::<Direct>()
+    }
+
+    #[test]
+    fn datagrams_in_a_work_item() -> Result {
+        datagram_ends::<Workqueue>()
+    }
+
+    #[test]
+    fn datagrams_at_a_caller() -> Result {
+        datagram_ends::<Direct>()
+    }
+
+    #[test]
+    fn plain_completions_at_a_caller() -> Result {
+        plain_completions_are_polled::<Direct>()
     }
 
     /// A thread may keep what it has polled for as long as it likes.
