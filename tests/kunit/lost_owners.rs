@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Single owners that the device loses: they end with their QP where posts are noted. The kernels of
-//! these suites have no static branches, so that is with debug assertions only.
+//! Single owners that the device loses: they end with their QP where posts are noted. The kernels
+//! of these suites have no static branches, so that is with debug assertions only.
 
 #![cfg(debug_assertions)]
 

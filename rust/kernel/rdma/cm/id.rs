@@ -1191,9 +1191,9 @@ impl Listener {
     ///     }
     /// }
     ///
-    /// fn listen(port: &Arc<Port>, client: &ClientRef, addr: SocketAddr, cx: &Sleepable) -> Result {
+    /// fn listen(port: &Arc<Port>, on: &ClientRef, addr: SocketAddr, cx: &Sleepable) -> Result {
     ///     let mut listener = port.listener.lock();
-    ///     *listener = Some(cm::Listener::new(client, addr, 8, port.clone(), cx)?);
+    ///     *listener = Some(cm::Listener::new(on, addr, 8, port.clone(), cx)?);
     ///     Ok(())
     /// }
     /// ```
