@@ -293,7 +293,7 @@ static IGNORED: bindings::ib_cqe = bindings::ib_cqe {
     done: Some(ignored),
 };
 
-unsafe extern "C" fn ignored(_cq: *mut bindings::ib_cq, _wc: *mut bindings::ib_wc) {}
+extern "C" fn ignored(_cq: *mut bindings::ib_cq, _wc: *mut bindings::ib_wc) {}
 
 /// Returns the note of a request.
 ///
