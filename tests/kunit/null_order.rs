@@ -4,6 +4,8 @@
 
 use crate::fixture::{
     order,
+    wait,
+    Counter,
     Inbox,
     Null, //
 };
@@ -133,14 +135,19 @@ mod tests {
         let (null, sent) = (Null::new()?, Inbox::new()?);
         held(&null, &sent, 4, ALL)?;
         let (slow, num) = (null.dev.clone(), null.a.num());
+        let released = Counter::new()?;
+        let up = released.clone();
         null.env.client.spawn(GFP_KERNEL, move |_| {
             // Four, and both markers of the drain.
-            let _ = crate::fixture::wait(|| slow.held(num) == Ok(6));
+            let _ = wait(|| slow.held(num) == Ok(6));
             let _ = slow.inject_qp(num, release(ALL, false));
+            // The last handle unregisters the device, which is nothing for this work item.
+            drop(slow);
+            up.up();
         })?;
         null.a.drain(&null.env.cx)?;
         check_eq!(sent.len(), 4);
         check!(sent.take().iter().all(|completed| completed.ok().is_ok()));
-        Ok(())
+        wait(|| released.get() == 1)
     }
 }
