@@ -140,6 +140,7 @@ const POSSIBLE: bool = cfg!(any(
 ///
 /// No request is noted, and nobody posts or polls a CQ meanwhile: a completion that is polled into
 /// an array without the branches may be that of a post that was noted.
+#[doc(hidden)]
 pub unsafe fn set(on: bool) -> Result {
     match (NOTING.load(Relaxed), on) {
         (false, true) if !POSSIBLE => {

@@ -544,6 +544,11 @@ impl<O: SgOwner<D>, D: DeviceReads> SgMap<O, D> {
     ///     data.append_to(&mut sges)?;
     ///     Ok(SendWr::send(sges))
     /// }
+    ///
+    /// /// Sends the data alone.
+    /// fn data<O: SgOwner<ToDevice>>(data: &SgMap<O, ToDevice>) -> Result<SendWr<'_, 4>> {
+    ///     Ok(SendWr::send(data.sges()?))
+    /// }
     /// ```
     pub fn sges<const N: usize>(&self) -> Result<SgeList<Sge<'_>, N>> {
         self.list.sges()

@@ -108,6 +108,21 @@ impl<E: Copy, const N: usize> SgeList<E, N> {
     }
 
     /// Adds all entries of another list. Fails with `ENOSPC` if there is no room for them.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, wr::{Sge, SgeList}};
+    /// /// Sends a header, and data that it speaks of.
+    /// fn message<'a>(
+    ///     header: &'a Buf<ToDevice>,
+    ///     data: &SgeList<Sge<'a>, 4>,
+    /// ) -> Result<SendWr<'a, 5>> {
+    ///     let mut sges = SgeList::new(header.whole());
+    ///     sges.extend(data)?;
+    ///     Ok(SendWr::send(sges))
+    /// }
+    /// ```
     #[inline]
     pub fn extend<const M: usize>(&mut self, list: &SgeList<E, M>) -> Result {
         list.sges
