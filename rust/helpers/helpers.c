@@ -377,7 +377,7 @@ int rdma_helper_port_netdev(struct ib_device *dev, u32 port, struct rdma_helper_
 
 /*
  * rdma_read_gid_l2_fields() reads the interface twice, and it may be cleared between: of a copy it
- * is not. The interface itself is there until the RCU read lock is released.
+ * is not. The interface itself exists until the RCU read lock is released.
  */
 int rdma_helper_gid_l2(const struct ib_gid_attr *attr, u16 *vlan, u8 *mac)
 {

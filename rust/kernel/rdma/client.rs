@@ -130,7 +130,7 @@ pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
     /// Removes a device (`ib_client.remove`): drop all handles of it here.
     ///
     /// Called in process context. All threads that wait for a CQ, a MAD or a connection of the
-    /// device have got `ENODEV`, none waits any more, and new connections are refused. After it
+    /// device have got `ENODEV`, none waits, and new connections are refused. After it
     /// returns, MAD agents and connections are ended, the client drops its reference to `self`, and
     /// the removal waits until the last handle of the device is gone.
     fn remove(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _cx: &Sleepable) {}
@@ -414,7 +414,7 @@ impl ClientRef {
         Object::new(self.0.get(kind))
     }
 
-    /// Returns a handle of a device. Fails with `ENODEV` if the client does not have it (any more).
+    /// Returns a handle of a device. Fails with `ENODEV` if it is not the client's.
     pub(crate) fn device(&self, raw: *mut bindings::ib_device) -> Result<Device> {
         self.find_device(|dev| dev.as_raw() == raw).ok_or(ENODEV)
     }
@@ -702,7 +702,7 @@ impl Core {
         Ok(())
     }
 
-    /// No handle of the device can be taken from the client any more, and no thread waits for it.
+    /// No handle of the device can be taken from the client, and no thread waits for it.
     fn close(&self, inner: &device::Inner) {
         let mut devices = self.devices.lock();
         devices.retain(|dev| !core::ptr::eq(dev.inner(), inner));
@@ -710,7 +710,7 @@ impl Core {
         inner.removal.close();
     }
 
-    /// Begins to remove a device: there are no events any more. The handle that this returns is to
+    /// Begins to remove a device: no more events come. The handle that this returns is to
     /// be dropped before [`Core::release`] is called.
     ///
     /// # Safety
@@ -815,7 +815,7 @@ impl PinnedDrop for Core {
 ///     }
 ///
 ///     fn remove(self: Pin<&Self>, _ulp: Pin<&Ulp>, dev: &Device, _cx: &Sleepable) {
-///         pr_info!("{dev}: no connection is made any more\n");
+///         pr_info!("{dev}: no more connections are made\n");
 ///     }
 ///
 ///     fn event(self: Pin<&Self>, _ulp: Pin<&Ulp>, dev: &Device, event: Event, _cx: &Sleepable) {

@@ -239,7 +239,7 @@ unsafe fn read(addr: &bindings::__kernel_sockaddr_storage, scope: u32) -> Option
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// The connection is there (`RDMA_CM_EVENT_ESTABLISHED`).
+    /// The connection is established (`RDMA_CM_EVENT_ESTABLISHED`).
     Established {
         /// The data that the peer sent along.
         private_data: &'a [u8],
@@ -547,7 +547,7 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
 pub(crate) enum State {
     /// The device and the addresses are not known, or C may still change them.
     Idle,
-    /// They are, and C does not change them any more.
+    /// They are, and C no longer changes them.
     Resolved,
     /// The peer is being asked by the callback.
     Asking,
@@ -555,7 +555,8 @@ pub(crate) enum State {
     Requested,
     /// The peer was asked, or a request accepted.
     Connecting,
-    /// The ULP has said that the connection is there, which the manager's worker has yet to find.
+    /// The ULP has said that the connection is established. The manager's worker has yet to find
+    /// that.
     Notified,
     Established,
     /// The last event has come, or the request was rejected.
@@ -576,7 +577,7 @@ struct Inner<M: Manager> {
     state: State,
     /// The connection is to be disconnected, which the callback does if it cannot be done yet.
     end: bool,
-    /// The device goes: no handler is set, and no call waits any more.
+    /// The device goes: no handler is set, and no call waits.
     gone: bool,
     wait: Wait<M>,
     handler: Option<Arc<dyn Handler>>,
@@ -668,7 +669,7 @@ pub(crate) struct Conn<M: Manager> {
     /// connection is asked for, accepted, or on iWARP disconnected. Taken after the handler lock.
     #[pin]
     qp: sync::Mutex<()>,
-    /// The wait of a call has ended, or the state is not Notified any more.
+    /// The wait of a call has ended, or the state is no longer Notified.
     #[pin]
     changed: sync::CondVar,
     /// Held while an event is handled, and so while the handler is called. Taken before `inner`.
@@ -910,18 +911,18 @@ impl<M: Manager> Conn<M> {
             Event::Other(_) if is_resolved && was == State::Idle => State::Resolved,
             Event::AddrChange | Event::Other(_) => was,
             Event::Established { .. } => {
-                // Nobody hears of a connection that is there after the last event.
+                // Nobody hears of a connection that exists after the last event.
                 disconnect = inner.end || was == State::Closed;
                 State::Established
             }
-            // A neighbour got another address: the connection is there for the manager only.
+            // A neighbour got another address: the connection exists for the manager only.
             Event::Failed(_) if was == State::Established => {
                 disconnect = true;
                 was
             }
             _ => {
                 is_last = true;
-                // The end was left to an event that does not come any more.
+                // The end was left to an event that will not come.
                 disconnect = was == State::Notified && inner.end;
                 if was >= State::Requested {
                     State::Closed
@@ -1015,7 +1016,7 @@ impl<M: Manager> Conn<M> {
     /// Begins to accept the request that has come with a handler, or to reject it without one.
     /// Fails with `EINVAL` if none is still to be answered, as C would reject an id that has asked
     /// or accepted itself, and go on sending that message for a minute; and with `ENODEV` if one
-    /// that is to be accepted can only be rejected any more, as the device goes.
+    /// that is to be accepted can only be rejected, as the device goes.
     pub(crate) fn begin_answer(&self, handler: Option<Arc<dyn Handler>>) -> Result {
         let mut inner = self.inner.lock();
         if inner.state != State::Requested {
@@ -1089,7 +1090,7 @@ impl<M: Manager> Conn<M> {
         inner.handler.take()
     }
 
-    /// Waits until the manager's worker has found that the connection is there, if it is to.
+    /// Waits until the manager's worker has found that the connection is established, if it is to.
     pub(crate) fn wait_notified(&self) {
         let mut inner = self.inner.lock();
         let mut left = kernel::time::msecs_to_jiffies(NOTIFIED_MS);

@@ -39,7 +39,7 @@ impl Module {
     /// `context` is that of a QP or an SRQ of this crate that is not destroyed. These point to the
     /// module.
     pub(crate) unsafe fn of(context: *const c_void) -> Self {
-        // SAFETY: The context points to the module, which is there, as the caller promises.
+        // SAFETY: The context points to the module, which is loaded, as the caller promises.
         unsafe { *context.cast() }
     }
 

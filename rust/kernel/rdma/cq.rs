@@ -133,7 +133,7 @@ impl<C: PollContext> Cq<C> {
     /// if the CQ is shared; or the driver's error.
     pub fn moderate(&self, count: u16, period_us: u16, _cx: &Sleepable) -> Result {
         let cq = self.inner.raw.as_ptr();
-        // SAFETY: The CQ is there while `self` lives.
+        // SAFETY: The CQ is valid while `self` lives.
         to_result(unsafe { bindings::rdma_set_cq_moderation(cq, count, period_us) })
     }
 
@@ -437,7 +437,7 @@ impl Inner {
     /// Returns whether the current task is in a handler of this CQ, which must not wait for the CQ.
     pub(crate) fn is_polled_by_current(&self) -> bool {
         let holder = self.poll_lock.holder();
-        // SAFETY: The CQ is there while `self` lives; the helper only compares.
+        // SAFETY: The CQ is valid while `self` lives; the helper only compares.
         unsafe { bindings::rdma_helper_cq_is_polled_by_current(self.raw.as_ptr(), holder) }
     }
 
@@ -455,7 +455,7 @@ impl Inner {
 
     /// Returns the number that `rdma resource show cq` shows.
     pub(crate) fn num(&self) -> u32 {
-        // SAFETY: The CQ is there while `self` lives; the number does not change.
+        // SAFETY: The CQ is valid while `self` lives; the number does not change.
         unsafe { (*self.raw.as_ptr()).res.id }
     }
 
@@ -467,7 +467,7 @@ impl Inner {
         match &self.wcs {
             Some(wcs) => wcs.get().cast_const().cast(),
             None if self.is_shared() => ptr::null(),
-            // SAFETY: The CQ is there while `self` lives, and its array does not change.
+            // SAFETY: The CQ is valid while `self` lives, and its array does not change.
             None => wc::core_array(unsafe { self.raw.as_ref() }),
         }
     }
@@ -489,7 +489,7 @@ impl Inner {
         /// `IRQ_POLL_F_SCHED`.
         const SCHEDULED: c_ulong = 1 << 0;
         let cq = self.raw.as_ptr();
-        // SAFETY: The CQ is there while `self` lives, and the union is what the context says. The
+        // SAFETY: The CQ is valid while `self` lives, and the union is what the context says. The
         // state of a poller is only looked at, as the core's own functions do.
         unsafe {
             match (*cq).poll_ctx {
@@ -812,7 +812,7 @@ unsafe extern "C" fn event(event: *mut bindings::ib_event, context: *mut c_void)
     if !is_error || inner.failed.swap(true, Ordering::SeqCst) {
         return;
     }
-    // SAFETY: A device that has a CQ is there.
+    // SAFETY: A device that has a CQ is valid.
     let device = unsafe { objects::Name::of(event.device) };
     pr_err!("{device}: a CQ was overrun or failed: completions are lost\n");
     if let Some(waiting) = &inner.waiting {
@@ -940,7 +940,7 @@ impl Inner {
     #[inline]
     fn poll_raw(&self, wcs: &mut [MaybeUninit<bindings::ib_wc>]) -> Result<usize> {
         let cq = self.raw.as_ptr();
-        // SAFETY: The CQ is there while `self` lives, and `wcs` has that many entries.
+        // SAFETY: The CQ is valid while `self` lives, and `wcs` has that many entries.
         let n = unsafe { trace::poll_cq(cq, wcs.len() as c_int, wcs.as_mut_ptr().cast()) };
         match usize::try_from(n) {
             Ok(0) => {
@@ -980,9 +980,9 @@ impl Cq<Waited> {
     /// Waits until there are completions (`ib_req_notify_cq`, then the event), at most for
     /// `timeout_ms` milliseconds; with 0 it never sleeps.
     ///
-    /// Completions that are there when the wait begins end it, [solicited](Notify::Solicited) or
+    /// Completions that have come before the wait end it, [solicited](Notify::Solicited) or
     /// not. Any number of threads may wait, and all are woken; while one polls, or runs handlers,
-    /// others wait for that. Fails, in this order and after completions that are there, with
+    /// others wait for that. Fails, in this order and after completions that have come, with
     /// `EOVERFLOW` if the CQ has lost completions; `ENODEV` from when the device is being removed;
     /// `ERESTARTSYS` on a signal; or the driver's error.
     ///
@@ -1008,7 +1008,7 @@ impl Cq<Waited> {
         let seen = waiting.events.lock().completions;
         let flags = notify as u32 | bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS;
         let cq = self.inner.raw.as_ptr();
-        // SAFETY: The CQ is there while `self` lives. Clients are only told of devices that have
+        // SAFETY: The CQ is valid while `self` lives. Clients are only told of devices that have
         // all verbs (`kverbs_provider`), so the operation exists.
         let missed = unsafe { ((*(*cq).device).ops.req_notify_cq.unwrap_unchecked())(cq, flags) };
         if missed < 0 {

@@ -126,7 +126,7 @@ macro_rules! cqe_field {
         let _ = |this: &Self| {
             let _ = &this.$field;
         };
-        // SAFETY: The closure is never called; it is there for its type.
+        // SAFETY: The closure is never called; only its type is used.
         let get = |this: *mut Self| unsafe { &raw mut (*this).$field };
         // SAFETY: Both are of the field of this name of `Self`, which is not packed.
         unsafe { $crate::cqe::Field::<Self, _>::new($crate::cqe::offset_of!(Self, $field), get) }

@@ -88,7 +88,7 @@ impl Queue {
 
     pub(crate) fn get() -> &'static workqueue::Queue {
         // SAFETY: The caller has objects of this crate. So the core module is initialised, and is
-        // unloaded only after its users: the workqueue is there by the invariant of `QUEUE`.
+        // unloaded only after its users: the workqueue exists by the invariant of `QUEUE`.
         unsafe { workqueue::Queue::from_raw(QUEUE.load(atomic::Acquire) as *const _) }
     }
 }

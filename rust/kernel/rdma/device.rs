@@ -851,7 +851,7 @@ impl GidAttr {
     }
 
     /// Returns the MAC address and the VLAN of the GID (`rdma_read_gid_l2_fields`). Any context.
-    /// Fails with `ENODEV` if the GID has no network interface (any more).
+    /// Fails with `ENODEV` if the GID has no network interface.
     pub fn l2(&self) -> Result<L2> {
         // C's for no VLAN.
         const NO_VLAN: u16 = 0xffff;

@@ -648,7 +648,7 @@ impl Drop for Mapped {
         let (dev, len) = (self.pd.device().as_raw(), self.len());
         // SAFETY: By the type invariant the memory is mapped at `addr` for this device in this
         // direction, which a software device does not look at, and these are the parts of a vector.
-        // A request borrows the memory from its owner, so none uses it any more.
+        // A request borrows the memory from its owner, so none uses it.
         drop(unsafe {
             bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, self.dir);
             KVec::from_raw_parts(self.memory.as_ptr(), len, len)

@@ -206,7 +206,7 @@ impl deferred::Teardown for Connected {
         timeouts();
         // SAFETY: The id is alive by the invariant of `RawId`, and `set_id` has taken it.
         unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
-        // The id has no messages any more. Callbacks that have begun are over then.
+        // The id has no more messages. Callbacks that have begun are over then.
         timeouts();
         self.conn.release_handler();
         // Waits for a call of the handler that has begun.
@@ -277,7 +277,7 @@ impl Connection {
 
     /// Asks the peer to end the connection (`ib_send_cm_dreq`), as soon as it has confirmed it. The
     /// handler gets [`cm::Event::Disconnected`] when it has answered, or has not in time. Fails
-    /// with `EINVAL` if there is no connection (yet, or any more), or the manager's error.
+    /// with `EINVAL` if there is no connection (yet, or no longer), or the manager's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         // SAFETY: The id is not destroyed by its invariant.
         unsafe { self.state.conn.end(self.state.id.as_ptr()) }
@@ -291,7 +291,7 @@ impl Connection {
 
     /// Tells the manager, from a work item, that a message has come before the peer's confirmation
     /// (`ib_cm_notify` of `IB_EVENT_COMM_EST`). The handler gets [`cm::Event::Established`]. Does
-    /// nothing if that is known, or if there is no connection (any more). Any context.
+    /// nothing if that is known, or if there is no connection. Any context.
     pub fn notify_established(&self) {
         self.state.conn.notify_established();
     }

@@ -639,7 +639,7 @@ impl Agent {
         timeout_ms: u32,
         retries: u32,
     ) -> Result<Arc<Request>> {
-        // SAFETY: The address handle is there while the peer is. Its device does not change.
+        // SAFETY: The address handle is valid while the peer is. Its device does not change.
         let device = unsafe { (*peer.ah.as_raw()).device };
         if device != self.device().as_raw() || peer.port != self.port {
             return Err(EINVAL);

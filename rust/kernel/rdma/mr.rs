@@ -490,7 +490,7 @@ impl<M> From<MapError<M>> for Error {
 /// # Invariants
 ///
 /// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it has the
-/// state `S`. Both are there until this is dropped. This is covariant in `M`, as it is the only
+/// state `S`. Both exist until this is dropped. This is covariant in `M`, as it is the only
 /// handle of the memory, and gives it back by value. States have no supertypes.
 pub struct Region<D: dma::AnyDirection, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     mr: ManuallyDrop<Mr>,
@@ -602,7 +602,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     ///
     /// The region is neither used again nor dropped.
     unsafe fn take(&mut self) -> (Mr, M) {
-        // SAFETY: By the type invariant both are there. The caller does not use them again.
+        // SAFETY: By the type invariant both are valid. The caller does not use them again.
         unsafe {
             (
                 ManuallyDrop::take(&mut self.mr),
@@ -1265,7 +1265,7 @@ impl<'a> Completion<'a> {
     ///     fn done(_request: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
     /// }
     ///
-    /// /// Returns the request whose memory no peer uses any more. There is none if this is of
+    /// /// Returns the request whose memory no peer uses. There is none if this is of
     /// /// another request, or if the invalidation has failed.
     /// fn ended(completion: cq::Completion<'_>) -> Option<Pin<KBox<Request>>> {
     ///     let (request, wc) = completion.take_inv::<Request, 0>().ok()?;

@@ -202,7 +202,7 @@ impl Sizes {
 
 /// The time since the system was started, in seconds.
 pub(crate) fn now() -> u32 {
-    // SAFETY: The function reads a number that is there since the system was started.
+    // SAFETY: The function reads a number that is set since boot.
     unsafe { bindings::ktime_get_seconds() as u32 }
 }
 

@@ -216,7 +216,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let cq = self.any.target.recv_cq();
         // A shared CQ, which the drain of an SRQ may poll, too, has no poller here.
         //
-        // SAFETY: By the invariant of `cq::Inner` its CQ is there while it is.
+        // SAFETY: By the invariant of `cq::Inner` its CQ is valid while it is.
         let of_core = || wc::core_array(unsafe { cq.raw.as_ref() });
         (wc.is_in(self.any.pollers.1) || wc.is_in(of_core())).then_some(cq)
     }
@@ -489,7 +489,7 @@ impl Inner {
             recv: is_known(Queue::Recv),
         };
         let id = self.context.head.id;
-        // What is in an array is not noted any more. Where the CQ is shared, another module may be
+        // What is in an array is no longer noted. Where the CQ is shared, another module may be
         // about to dispatch a completion.
         let is_noted = |queue| !self.queue(queue).is_shared();
         let is_posted = || {
@@ -698,7 +698,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
     attr.event_handler = context.events.is_some().then_some(on_event);
     let mut object = dev.object(crate::refs::Kind::Qp);
     // SAFETY: The CQs and the id are of this device, as just checked, and nothing below drops the
-    // id or the context of a QP that is there: `Inner` keeps them.
+    // id or the context of a valid QP: `Inner` keeps them.
     let raw = unsafe { create_raw(id, pd, &mut attr) }?;
 
     // SAFETY: The QP was just created; its number does not change.
@@ -796,20 +796,20 @@ unsafe fn create_raw(
 
 /// # Safety
 ///
-/// `qp` is from [`create_raw`] with this id, has no request outstanding and is not used any
-/// more, unless this fails.
+/// `qp` is from [`create_raw`] with this id, has no request outstanding and is no longer
+/// used, unless this fails.
 unsafe fn destroy_raw(id: Option<&cm::Shared>, qp: NonNull<bindings::ib_qp>) -> Result {
     match id {
         Some(id) => {
-            // SAFETY: `qp` is the id's, has no request outstanding and is not used any more, as the
+            // SAFETY: `qp` is the id's, has no request outstanding and is no longer used, as the
             // caller promises.
             unsafe { id.destroy_qp() };
             Ok(())
         }
         None => {
             let qp = qp.as_ptr();
-            // SAFETY: `qp` was created by the verb, has no request outstanding and is not used any
-            // more, as the caller promises.
+            // SAFETY: `qp` was created by the verb, has no request outstanding and is no longer
+            // used, as the caller promises.
             to_result(unsafe { bindings::ib_destroy_qp_user(qp, ptr::null_mut()) })
         }
     }
@@ -992,7 +992,7 @@ pub(crate) struct Transfers {
 /// `qp` is a QP of this crate, and is not destroyed while what is returned is used.
 #[inline]
 unsafe fn private<'a>(qp: *mut bindings::ib_qp) -> &'a QpPriv {
-    // SAFETY: The QP is there, as the caller promises. `create` has set its context to a `QpPriv`
+    // SAFETY: The QP is valid, as the caller promises. `create` has set its context to a `QpPriv`
     // that outlives it.
     unsafe { &*(*qp).qp_context.cast() }
 }
@@ -1027,7 +1027,7 @@ impl Transfers {
         self.users.get();
     }
 
-    /// Ends a transfer, which does not use the QP, or this, any more. Returns the callback that it
+    /// Ends a transfer, which no longer uses the QP, or this. Returns the callback that it
     /// is given, which the caller then need not save.
     #[inline]
     pub(crate) fn end(&self, user: *mut bindings::ib_cqe) -> *mut bindings::ib_cqe {

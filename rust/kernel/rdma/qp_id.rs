@@ -55,7 +55,7 @@ impl QpId {
     ///
     /// `qp` is a QP of this crate, and is not destroyed meanwhile.
     pub(crate) unsafe fn of(qp: *const bindings::ib_qp) -> Self {
-        // SAFETY: The QP is there, as the caller promises, and its context points to this.
+        // SAFETY: The QP is valid, as the caller promises, and its context points to this.
         unsafe { (*(*qp).qp_context.cast::<QpHead>()).id }
     }
 

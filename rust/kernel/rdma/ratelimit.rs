@@ -38,7 +38,7 @@ impl Ratelimit {
     /// the interval before is printed first. Any context.
     #[inline(never)]
     pub fn check(&self) -> bool {
-        // SAFETY: The function reads a number that is there since the system was started.
+        // SAFETY: The function reads a number that is set since boot.
         let now = unsafe { bindings::ktime_get_seconds() } as u64 / INTERVAL;
         let mut old = self.0.load(Relaxed);
         loop {

@@ -89,7 +89,7 @@ impl Refs {
     fn put(&self, kind: Kind) {
         self.kinds[kind as usize].add(-1, Relaxed);
         if self.count.put() {
-            // The refs are there until `kill_and_wait`, which waits for this, returns.
+            // The refs exist until `kill_and_wait`, which waits for this, returns.
             self.empty.complete();
         }
     }

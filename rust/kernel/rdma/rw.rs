@@ -354,7 +354,7 @@ struct RawCtx {
 
 /// # Invariants
 ///
-/// `all` is of the list that [`sg::SgOwner::sgl`] has returned, and that is there while `owner` is.
+/// `all` is of the list that [`sg::SgOwner::sgl`] has returned, and that exists while `owner` is.
 /// From `first` on there are `count` entries of it: all, unless a part of the memory is
 /// transferred.
 #[repr(C)]
@@ -581,7 +581,7 @@ impl RawCtx {
     /// The context has no memory, and nothing else uses it. The list is one that an owner has
     /// returned, which the caller puts into the context next if this succeeds.
     unsafe fn fill(&mut self, all: bindings::sg_table) -> Result {
-        // SAFETY: An owner that is there has returned the list, as the caller promises.
+        // SAFETY: The owner has returned the list, as the caller promises.
         let (len, _) = unsafe { sg::extent(&all)? };
         if all.orig_nents as usize > MAX_ENTRIES {
             return Err(EINVAL);
@@ -603,7 +603,7 @@ impl RawCtx {
         unsafe { *self.len.get() }
     }
 
-    /// Returns the QP of the transfer that there is, for one who has this.
+    /// Returns the QP of the transfer. The caller has the context.
     fn qp(&self) -> Option<NonNull<bindings::ib_qp>> {
         NonNull::new(self.state.any_qp() as *mut bindings::ib_qp)
     }
@@ -692,7 +692,7 @@ impl RawCtx {
         if range.len() != len {
             // INVARIANT: The entries are some of the list.
             // SAFETY: This was claimed above, which keeps all others from `inner` and the list. By
-            // the invariant of `Inner` that is there, as the memory is. The range is not empty and
+            // the invariant of `Inner` it is valid, as the memory is. The range is not empty and
             // inside of the memory, as just checked.
             unsafe {
                 let inner = &mut *self.inner.get();
@@ -977,11 +977,11 @@ impl lost::Transfer for RawCtx {
 ///
 /// # Safety
 ///
-/// The completion is valid, and of a request with the callback of a context that is there for `'a`.
+/// The completion is valid, and of a request with the callback of a context that exists for `'a`.
 #[inline]
 unsafe fn of<'a>(wc: *const Wc) -> &'a RawCtx {
     // SAFETY: The completion is valid. By the caller's promise it has the address of that field of
-    // a context that is there for `'a`.
+    // a context that exists for `'a`.
     unsafe {
         let cqe = (*wc).cqe().cast::<UnsafeCell<bindings::ib_cqe>>();
         &*kernel::container_of!(cqe, RawCtx, cqe)
@@ -1124,7 +1124,7 @@ unsafe fn refused(
     // SAFETY: The requests are linked, and the owner, which no completion gives back, as the driver
     // has refused one, keeps them.
     let mut posted = unsafe { distance(first, bad) };
-    // SAFETY: The context is there and still claimed, as the caller promises.
+    // SAFETY: The context is valid and still claimed, as the caller promises.
     let qp = unsafe { ctx.as_ref() }.state.qp() as *const bindings::ib_qp;
     // Some driver does not name the one that had no room: all but the last are taken for posted.
     //
@@ -1145,7 +1145,7 @@ unsafe fn refused(
 ///
 /// # Safety
 ///
-/// The context is there, and `target` is that of a QP to which the caller has a reference.
+/// The context is valid, and `target` is that of a QP to which the caller has a reference.
 #[inline(never)]
 unsafe fn prepare(ctx: &RawCtx, extents: Extents, target: &wr::PostTarget) -> Result {
     let (qp, at, dir) = (target.raw, target.raw.as_ptr() as usize, extents.dir);
@@ -1189,7 +1189,7 @@ unsafe fn begin(
     qp: NonNull<bindings::ib_qp>,
     posted: Posted,
 ) -> Result<(), Failed> {
-    // SAFETY: The context is there until a request is posted, as the caller promises.
+    // SAFETY: The context exists until a request is posted, as the caller promises.
     let this = unsafe { ctx.as_ref() };
     let at = qp.as_ptr() as usize;
     let claimed = match extents {
@@ -1276,7 +1276,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// The QP must be created with contexts for it
     /// ([`InitAttr::rw_contexts`](qp::InitAttr::rw_contexts)). In the owner's handler the memory is
-    /// not mapped any more (`rdma_rw_ctx_destroy`).
+    /// no longer mapped (`rdma_rw_ctx_destroy`).
     ///
     /// If a READ fails on iWARP, where the peer has a key, the context loses the memory: its length
     /// is zero, and it can be [filled](Ctx::fill) again. The owner of what is lost is dropped after

@@ -49,8 +49,8 @@ use crate::{
     qp::Qp, //
 };
 
-/// Ends a connection, which need not be there, any more or yet: disconnects it, and drains its QP,
-/// so that all owners are back (`rdma_disconnect`, `ib_drain_qp`). Fails as [`Qp::drain`].
+/// Ends a connection, which may not be established yet, or be gone: disconnects it, and drains its
+/// QP, so that all owners are back (`rdma_disconnect`, `ib_drain_qp`). Fails as [`Qp::drain`].
 pub fn end<S: PollContext, R: PollContext>(id: &cm::Id, qp: &Qp<S, R>, cx: &Sleepable) -> Result {
     // If there is no connection, the drain flushes the requests.
     let _ = id.disconnect(cx);

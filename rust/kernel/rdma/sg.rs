@@ -259,7 +259,7 @@ impl Drop for CpuPages<'_> {
 ///
 /// # Invariants
 ///
-/// `table` is a list that is mapped for `dev`, which is there, in direction `dir`.
+/// `table` is a list that is mapped for `dev`, which is valid, in direction `dir`.
 #[derive(Clone, Copy)]
 pub(crate) struct Mapping {
     pub(crate) dev: *mut bindings::ib_device,
@@ -294,14 +294,14 @@ impl Mapping {
 ///
 /// # Invariants
 ///
-/// The list and the device are there until this is dropped, and nothing uses the mapping then.
+/// The list and the device exist until this is dropped, and nothing uses the mapping then.
 pub(crate) struct OwnMapping(pub(crate) Mapping);
 
 impl Drop for OwnMapping {
     fn drop(&mut self) {
         let Mapping { dev, table, dir } = &mut self.0;
         // SAFETY: By the invariant of `Mapping` the table is mapped for the device in this
-        // direction, and by that of this type it is not used any more.
+        // direction, and by that of this type it is no longer used.
         unsafe { bindings::rdma_helper_dma_unmap_sgtable(*dev, table, *dir) };
     }
 }
@@ -409,7 +409,7 @@ impl<D: AnyDirection> Sgl<D> {
 ///   else uses them: the first and the last entry of a range are cut meanwhile;
 /// - there is at least one, `sg_next` leads from each to the next one and may be called for the
 ///   last one, too, and none is empty;
-/// - they are pages that are there, and neither freed nor given to anybody else;
+/// - they are pages that exist, and neither freed nor given to anybody else;
 /// - nobody reads these by reference if the device writes (all directions but [`ToDevice`], and
 ///   [`Sgl::to_device`]), and nobody writes them by reference.
 ///
@@ -695,7 +695,7 @@ impl MappedList {
     ///
     /// # Safety
     ///
-    /// The table is of a list that [`SgOwner::sgl`] has returned. Its owner is there until the list
+    /// The table is of a list that [`SgOwner::sgl`] has returned. Its owner exists until the list
     /// is dropped.
     #[inline(never)]
     unsafe fn new(
@@ -713,8 +713,8 @@ impl MappedList {
             }
             extent
         };
-        // INVARIANT: The list was just mapped for the PD's device, which is there while `pd` is.
-        // The memory is there, as the caller promises. A request borrows it from its owner, and the
+        // INVARIANT: The list was just mapped for the PD's device, which is valid while `pd` is.
+        // The memory is valid, as the caller promises. A request borrows it from its owner, and the
         // region that it may have been of ends before this is dropped, so nothing uses it then.
         Ok(Self {
             mapping: OwnMapping(Mapping { dev, table, dir }),
@@ -882,7 +882,7 @@ mod private {
 ///
 /// # Invariants
 ///
-/// `table` describes the bytes of `owner`, which is there until this is dropped.
+/// `table` describes the bytes of `owner`, which exists until this is dropped.
 pub struct SgList<T: private::Bytes> {
     table: KBox<Table>,
     owner: ManuallyDrop<T>,
@@ -921,7 +921,7 @@ impl<T: private::Bytes> SgList<T> {
 
 impl<T: private::Bytes> Drop for SgList<T> {
     fn drop(&mut self) {
-        // SAFETY: The owner is there by the type invariant, and is not used again.
+        // SAFETY: The owner exists by the type invariant, and is not used again.
         unsafe { ManuallyDrop::take(&mut self.owner) }.free();
     }
 }
@@ -940,7 +940,7 @@ macro_rules! owner {
 
 owner!(KVec<u8>, VVec<u8>, KVVec<u8>);
 
-// SAFETY: The list is an allocation of its own, and describes bytes that are there while this has a
+// SAFETY: The list is an allocation of its own, and describes bytes that exist while this has a
 // reference to what has them. Nobody writes them, as it is shared, and no more does the device.
 unsafe impl<T> SgOwner<ToDevice> for SgList<Arc<T>>
 where

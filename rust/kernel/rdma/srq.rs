@@ -204,7 +204,7 @@ impl Queue {
     #[inline(never)]
     fn put(&self) {
         if self.out.put() {
-            // The queue is there until `close`, which waits for this, returns.
+            // The queue exists until `close`, which waits for this, returns.
             self.returned.complete();
         }
     }
@@ -214,7 +214,7 @@ impl Queue {
         self.closed.store(true, Relaxed);
         // After this no thread is posting, and one that drops a slot sees that the queue is closed.
         rcu::synchronize_rcu();
-        // There is no QP, so no slot is handed out any more, and those that were are marked.
+        // There is no QP, so no slot is handed out, and those that were are marked.
         let states = (0..).map_while(|index| slots.entry(index));
         let handed_out = states.filter(|(_, state)| !state.is_idle()).count();
         // An SRQ has fewer than `i32::MAX` slots.
@@ -521,7 +521,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     let mut raw = wr.into_raw(&mut sges);
     raw.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(memory.as_ptr().cast());
     let (srq, raw) = (queue.raw.as_ptr(), &raw mut raw);
-    // SAFETY: The caller says that the SRQ is there, and `check` has seen that the device has the
+    // SAFETY: The caller says that the SRQ is valid, and `check` has seen that the device has the
     // operation. The value keeps the buffers of the request. It is not accessed before a completion
     // hands the slot out again, and is dropped after the SRQ. The request has no successor.
     unsafe {

@@ -93,7 +93,7 @@ impl Users {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The caller is no user any more. Returns whether it was the last: all use by others has
+    /// The caller is no longer a user. Returns whether it was the last: all use by others has
     /// happened then. Otherwise it must not touch anything else.
     #[inline]
     #[must_use]
@@ -165,7 +165,7 @@ impl RwState {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Returns the QP of the transfer, prepared or not, for one who has the context; 0 for none.
+    /// Returns the QP of the transfer, prepared or not; 0 for none. The caller has the context.
     pub(crate) fn any_qp(&self) -> usize {
         match self.qp() {
             Self::EMPTY | Self::LARGE => 0,
@@ -201,7 +201,7 @@ impl PollLock {
     /// Releases the lock, which the caller holds.
     #[inline]
     pub(crate) fn unlock(&self) {
-        // INVARIANT: The lock is not held any more.
+        // INVARIANT: The lock is no longer held.
         self.0.store(0, Ordering::Release);
     }
 

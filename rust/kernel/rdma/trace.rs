@@ -93,7 +93,7 @@ pub(crate) trait Queue<W> {
     ///
     /// `queue` is valid and one of this crate, and `post` is [`Queue::op`] of it. `first` is a
     /// valid list of requests, whose memory is kept until they have completed. `bad` is valid for
-    /// writes. With `noted` the last request gives an owner back that is there until it has
+    /// writes. With `noted` the last request gives an owner back that exists until it has
     /// completed.
     unsafe fn post(
         post: Post<Self, W>,

@@ -109,7 +109,7 @@ impl Id {
 
     /// Finds the device and the path to an address (`rdma_resolve_addr`) and waits for that. Fails
     /// with `ETIMEDOUT` or `EHOSTUNREACH` if no host has the address, `ENODEV` if the device is not
-    /// the client's (any more), `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`],
+    /// the client's, `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`],
     /// `EBUSY` if another step is waited for or the id is one of [`Id::connect_to`], `EDEADLK` in a
     /// callback of the connection manager. Drop the id then: it may keep the device from going.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, cx: &Sleepable) -> Result {
@@ -140,7 +140,7 @@ impl Id {
         let (mut src, mut dst) = Default::default();
         // SAFETY: The id is alive by the invariant of `RawId`. `device()` and `addrs()` have found
         // that it has its device and its addresses. On iWARP the answer changes the IP
-        // addresses, but C reads those of the interfaces there, which do not change any more.
+        // addresses, but C reads those of the interfaces there, which no longer change.
         unsafe { bindings::rdma_read_gids(self.state.as_raw(), &raw mut src, &raw mut dst) };
         Ok((device::Gid::from_raw(&src), device::Gid::from_raw(&dst)))
     }
@@ -296,7 +296,7 @@ impl Id {
             self.state.with_handler_lock(accept)
         };
         accepted.inspect_err(|_| conn.release_handler())?;
-        // To disconnect waits on iWARP for the event that the connection is there.
+        // To disconnect waits on iWARP for the event that the connection is established.
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
         if let Some(pending) = self.state.pending.as_ref().filter(|_| !is_iwarp) {
             pending.arm(timeout_ms);
@@ -340,9 +340,9 @@ impl Id {
     /// flushed, and the handler gets [`cm::Event::Disconnected`]. What the peer has yet to confirm
     /// ends as soon as it has, or when its time is over ([`Id::accept`]). A step that another
     /// thread waits for fails with `ECANCELED`. What [`Id::connect_to`] has begun is given up:
-    /// unless the connection is there, the handler is released without another event. Fails with
-    /// `EINVAL` if the id was never connected; on iWARP `EDEADLK` in the callback of another id,
-    /// where [`Id::disconnect_later`] is for; or the driver's error.
+    /// unless the connection is established, the handler is released without another event. Fails
+    /// with `EINVAL` if the id was never connected; on iWARP `EDEADLK` in the callback of another
+    /// id, where [`Id::disconnect_later`] is for; or the driver's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         let conn = &self.state.conn;
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
@@ -352,7 +352,7 @@ impl Id {
                 return Err(EDEADLK);
             }
             if conn.state() != cm::State::Established {
-                // The event that the connection is there comes after this callback, and ends it.
+                // The event of establishment comes after this callback, and ends it.
                 return conn.begin_disconnect().map(drop);
             }
         }
@@ -470,8 +470,8 @@ impl AsyncConnect {
         // SAFETY: The id is locked in its callback. The private data are the caller's.
         let ask = || unsafe { (self.id).call_with_qp(bindings::rdma_connect_locked, param, timer) };
         let disconnect = conn.ask(ask)?;
-        // On iWARP the callback of the event that the connection is there disconnects, and the
-        // driver bounds the time that the peer has.
+        // On iWARP the callback of the event of establishment disconnects, and the driver
+        // bounds the time that the peer has.
         if self.id.device().is_ok_and(Device::is_iwarp) {
             return Ok(());
         }
@@ -519,7 +519,7 @@ impl Manager for RdmaCm {
         // SAFETY: The caller says that the id is alive, and has had a connection, so its device.
         let is_iwarp = unsafe { (*(*id).device).node_type } == device::NodeType::Rnic as u8;
         // `iw_cm_disconnect()` modifies the QP without a reference to it. A task that has it locked
-        // destroys it or disconnects it; or it accepts, and the event that the connection is there
+        // destroys it or disconnects it; or it accepts, and the event of establishment
         // ends it: `begin_disconnect` has noted that before.
         let guard = is_iwarp.then(|| conn.qp.try_lock());
         if let Some(None) = guard {
@@ -800,10 +800,10 @@ impl State {
     ///
     /// # Safety
     ///
-    /// The id has a QP, which has no request outstanding and is not used any more.
+    /// The id has a QP, which has no request outstanding and is no longer used.
     pub(crate) unsafe fn destroy_qp(&self) {
         let _guard = self.conn.qp.lock();
-        // SAFETY: The id is alive by the invariant of `RawId`, and its QP is not used any more, as
+        // SAFETY: The id is alive by the invariant of `RawId`, and its QP is no longer used, as
         // the caller promises; nor by `iw_cm_disconnect()`, as the lock is held.
         unsafe { bindings::rdma_destroy_qp(self.as_raw()) };
     }
@@ -1247,7 +1247,7 @@ impl Request<'_> {
     }
 
     /// Takes the connection's id, to be accepted or rejected now or later; dropping it refuses.
-    /// Refuses and fails with `ENODEV` if the device is not the client's (any more), or `ENOMEM`.
+    /// Refuses and fails with `ENODEV` if the device is not the client's, or `ENOMEM`.
     #[inline(never)]
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
         let conn = Conn::new(cm::State::Requested)?;

@@ -351,7 +351,7 @@ impl<const SGES: usize> Refused<'_, SGES> {
 ///
 /// # Invariants
 ///
-/// The owner is there until it is posted or lost.
+/// The owner exists until it is posted or lost.
 pub struct Batch<'q, P: CqePointer<ID>, const ID: u64 = 0> {
     qp: &'q AnyQp,
     owner: Option<P>,

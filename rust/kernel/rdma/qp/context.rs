@@ -154,7 +154,7 @@ impl<T: 'static, C: Context> Context for QpContext<T, C> {
             // handlers one after the other, in the order of the completions, and a QP is destroyed
             // after the marker of its drain, behind all its completions, was handled. Drivers set
             // `qp` in each completion. What is lost is completed after the QP was destroyed, with
-            // a stand-in whose `qp_context` is the QP's, which is there until that has ended.
+            // a stand-in whose `qp_context` is the QP's, which exists until that has ended.
             unsafe { super::private(wc.0.qp) }.user_context.get()
         };
         // INVARIANT: The QP has a reference to the context. It is dropped after the QP, or by
@@ -193,10 +193,10 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         user_context.set(identity::address_of::<T>(), value, context)
     }
 
-    /// Takes the context from the QP, and drops the reference when no handler borrows it any more:
+    /// Takes the context from the QP, and drops the reference when no handler borrows it:
     /// for that the QP is drained. Does nothing if the QP has no context, or while another thread
     /// does this. Fails as [`Qp::drain`], but not with `EBUSY`: the reference is kept then,
-    /// handlers do not find it any more, and this may be called again.
+    /// handlers no longer find it, and this may be called again.
     pub fn clear_context(&self, cx: &Sleepable) -> Result {
         let inner = &self.any.inner;
         inner.context.user_context.clear(|| {
@@ -207,7 +207,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// Takes the context from the QP without a drain, and drops the reference when no handler
-    /// borrows it any more: for a QP that cannot be drained, as its device has lost completions,
+    /// borrows it: for a QP that cannot be drained, as its device has lost completions,
     /// and that its context keeps. Does nothing if the QP has no context, or while another thread
     /// does this.
     ///
@@ -217,7 +217,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// Fails with `EDEADLK` in a handler of the QP's CQs; with `ETIMEDOUT` after a minute, or
     /// `EOVERFLOW` at once if a CQ has lost completions, as where a handler has not returned;
-    /// `ENOMEM`. The reference is kept then, handlers do not find it any more, and this may be
+    /// `ENOMEM`. The reference is kept then, handlers no longer find it, and this may be
     /// called again.
     ///
     /// # Examples

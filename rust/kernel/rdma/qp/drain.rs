@@ -76,7 +76,7 @@ const BUDGET: u32 = 1024;
 pub(super) enum Drain {
     /// Requests that were posted before.
     Posted,
-    /// The end of the QP: nobody can post to it any more. It is called again if it fails.
+    /// The end of the QP: nobody can post to it. It is called again if it fails.
     Last(Waiter),
 }
 
@@ -200,7 +200,7 @@ impl Inner {
     }
 
     /// Moves the QP to the error state and waits for the markers. With `last`, nobody can post to
-    /// the QP any more. With `keeps`, it has sends that have no completion of their own.
+    /// the QP. With `keeps`, it has sends that have no completion of their own.
     fn flush(
         &self,
         wait: &Wait<'_>,
@@ -266,7 +266,7 @@ impl Inner {
     ///
     /// # Safety
     ///
-    /// `cqe` is that of a marker which is there until the request has completed. If the queue is
+    /// `cqe` is that of a marker which exists until the request has completed. If the queue is
     /// the send queue of a QP for datagrams, that has such an address handle.
     unsafe fn post_marker(&self, queue: Queue, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
         let qp = self.raw.as_ptr();
@@ -275,7 +275,7 @@ impl Inner {
             let mut wr = bindings::ib_recv_wr::default();
             wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             // SAFETY: By the type invariant the QP is valid. The request has neither entries nor a
-            // successor, and the marker is there until it has completed, as the caller promises.
+            // successor, and the marker exists until it has completed, as the caller promises.
             let ret =
                 unsafe { trace::Queue::post_one(trace::Queue::op(qp), qp, &raw mut wr, false) };
             return Refusal::check(ret, wr.next);
@@ -295,7 +295,7 @@ impl Inner {
         };
         // SAFETY: `wr` is the request above, which is of the kind that the type of the QP and the
         // opcode ask for, and has neither entries nor a successor. By the type invariant the QP is
-        // valid; the marker is there until the request has completed, as the caller promises.
+        // valid; the marker exists until the request has completed, as the caller promises.
         unsafe {
             (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             (*wr).send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
@@ -461,7 +461,7 @@ impl<'a> Wait<'a> {
         error == EOVERFLOW || self.is_refused.get() || self.is_late()
     }
 
-    /// Waits until a QP on an SRQ, which is in the error state, takes nothing from that any more,
+    /// Waits until a QP on an SRQ, which is in the error state, takes nothing from that,
     /// and the completions of all that it took are in its CQ (`IB_EVENT_QP_LAST_WQE_REACHED`).
     ///
     /// siw does not raise the event (`siw_verbs_modify_qp()`), nor need it: the change of the state
@@ -526,7 +526,7 @@ impl<'a> Wait<'a> {
     /// Drains a queue by the driver's own function, after a marker was refused.
     ///
     /// mlx4, mlx5 and hns bring a drain for devices that are dead, to which nothing can be posted
-    /// any more; their reset completes what is left. It returns nothing, also if there is no room
+    /// again; their reset completes what is left. It returns nothing, also if there is no room
     /// for its own marker, and polls the CQ if callers do. It calls `ib_modify_qp` without the lock
     /// of [`Inner::modifier`], for which a handler that it waits for may be waiting: these drivers
     /// have a mutex of their own in the QP.
@@ -749,7 +749,7 @@ impl Drop for Draining {
     }
 }
 
-/// The requests at the ends of a QP's two queues, for one drain at a time. They are there until the
+/// The requests at the ends of a QP's two queues, for one drain at a time. They exist until the
 /// QP is destroyed.
 #[pin_data]
 #[repr(C)]
@@ -859,7 +859,7 @@ unsafe extern "C" fn reached<const QUEUE: usize>(
     let bit = 1 << QUEUE;
     // SAFETY: `cqe` is from `give`, which has added this number to the address of the markers.
     let markers: *mut Markers = unsafe { cqe.sub(QUEUE) }.cast();
-    // SAFETY: The markers are there until the QP is destroyed, and its last drain waits for this
+    // SAFETY: The markers exist until the QP is destroyed, and its last drain waits for this
     // one, unless the QP was reset and the pollers of its CQs have idled since. Where others poll a
     // CQ, the drop of `Draining` leaves such markers.
     let state = unsafe { &*markers }.change(|state| state & !bit);

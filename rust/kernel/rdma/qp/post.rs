@@ -108,7 +108,7 @@ pub(crate) fn unnamed() {
 /// `qp` is valid.
 #[cold]
 pub(crate) unsafe fn names_first(qp: *const bindings::ib_qp) -> bool {
-    // SAFETY: `qp` is valid, as the caller promises, and its device is there while it is.
+    // SAFETY: `qp` is valid, as the caller promises, and its device is valid while it is.
     let driver = unsafe { (*(*qp).device).ops.driver_id };
     driver == bindings::rdma_driver_id_RDMA_DRIVER_ERDMA
 }

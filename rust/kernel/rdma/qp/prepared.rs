@@ -155,7 +155,7 @@ impl Entry {
         Arc::ptr_eq(&self.list, list)
     }
 
-    /// Returns whether this is in its list, for one who has a handle of the QP and has the context
+    /// Returns whether this is in its list. The caller has a handle of the QP and has the context
     /// for itself: so nobody adds or removes this meanwhile, and the QP does not end.
     #[inline]
     pub(crate) fn is_listed(&self) -> bool {

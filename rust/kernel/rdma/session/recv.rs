@@ -183,7 +183,7 @@ type QpOf<T> = Qp<<T as RecvHandler>::Send, <T as RecvHandler>::Recv>;
 ///
 /// # Invariants
 ///
-/// Both references are there until the receive has ended. Its [`RecvRef`] uses them, or the drain
+/// Both references exist until the receive has ended. Its [`RecvRef`] uses them, or the drain
 /// that has found the receive lost.
 struct Recv<T: RecvHandler> {
     cqe: Cqe<Self>,
@@ -376,7 +376,7 @@ impl<T: RecvHandler> Recv<T> {
                 _qp: ManuallyDrop::take(&mut *this.qp.get()),
             }
         };
-        // SAFETY: The QP, which has the table, is there while `ended` is.
+        // SAFETY: The QP, which has the table, exists while `ended` is.
         unsafe { this.as_ref() }
             .ended
             .store(true, Ordering::Release);

@@ -241,7 +241,7 @@ pub trait Connector: Send + Sync + 'static {
         cx: &Sleepable,
     ) -> ControlFlow<Result, Error>;
 
-    /// No attempt is made any more: the last one was successful, or failed by this error;
+    /// No more attempts are made: the last one was successful, or failed by this error;
     /// `ECANCELED` if it was [cancelled](Reconnect::cancel) before that.
     fn ended(self: ArcBorrow<'_, Self>, result: Result, cx: &Sleepable);
 }
