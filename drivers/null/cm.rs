@@ -181,7 +181,7 @@ impl Clone for IwId {
 
 impl Drop for IwId {
     fn drop(&mut self) {
-        // SAFETY: The id is valid by the type invariant, and its reference is not used any more.
+        // SAFETY: The id is valid by the type invariant, and its reference is no longer used.
         // `iw_create_cm_id` sets the function.
         unsafe {
             if let Some(rem_ref) = (*self.0.as_ptr()).rem_ref {
@@ -640,8 +640,8 @@ impl Cm {
     }
 
     /// Accepts a request with `passive`. Returns the QP that has asked, and whether the connection
-    /// is there: it may be lost at once. Fails with `ECONNRESET` if the request is not there any
-    /// more.
+    /// is established: it may be lost at once. Fails with `ECONNRESET` if the request is
+    /// gone.
     pub(crate) fn accept(
         self: &Arc<Self>,
         num: usize,
@@ -673,7 +673,7 @@ impl Cm {
         Ok((peer, lost == 0))
     }
 
-    /// Rejects a request. Fails with `ECONNRESET` if it is not there any more.
+    /// Rejects a request. Fails with `ECONNRESET` if it is gone.
     pub(crate) fn reject(self: &Arc<Self>, num: usize, status: Error, answer: Param) -> Result {
         let mut conns = self.conns.lock();
         let (index, conn) = conns.asked(num).ok_or(ECONNRESET)?;

@@ -61,7 +61,7 @@ pub enum Injection {
         /// Number of completions; `u32::MAX` is all of them.
         count: u32,
     },
-    /// The first `count` completions that are held are let go, and none is held any more.
+    /// The first `count` completions that are held are let go, and no more are held.
     Release {
         /// Number of completions; `u32::MAX` is all of them.
         count: u32,

@@ -106,9 +106,9 @@ impl Irq {
 ///
 /// # Safety
 ///
-/// The work is initialised, and not queued any more.
+/// The work is initialised, and no longer queued.
 pub(crate) unsafe fn stop(work: *mut CqWork) {
-    // SAFETY: The caller says that the work is initialised and is not queued any more.
+    // SAFETY: The caller says that the work is initialised and is no longer queued.
     unsafe { bindings::cancel_work_sync(Opaque::cast_into(&raw const (*work).work)) };
 }
 

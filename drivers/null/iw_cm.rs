@@ -44,7 +44,7 @@ pub(crate) fn end(shared: &Shared, qp: usize) {
     };
     machine.disconnect(qp);
     if let Some(qp) = machine.qps.get_mut(qp) {
-        // No call that has found it connects it any more.
+        // No call that has found it still connects it.
         qp.state = bindings::ib_qp_state_IB_QPS_ERR;
     }
     drop(machine);
@@ -191,7 +191,7 @@ pub(crate) unsafe extern "C" fn accept(
     };
     let accepted = accept();
     if accepted.is_err() {
-        // Nothing else is called for the request any more.
+        // This is the last call for the request.
         let _ = cm.reject(num, ECONNRESET, Param::default());
     }
     errno(accepted)

@@ -181,8 +181,8 @@ impl Machine {
         }
     }
 
-    /// Returns the QP with this number. Fails with `EINVAL` if there is none, or if it cannot be
-    /// connected any more.
+    /// Returns the QP with this number. Fails with `EINVAL` if there is none, or if it can no
+    /// longer be connected.
     pub(crate) fn connectable(&self, num: u32) -> Result<usize> {
         let index = self.find_qp(num).ok_or(EINVAL)?;
         let state = self.qps.get(index).ok_or(EINVAL)?.state;

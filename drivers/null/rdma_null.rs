@@ -104,7 +104,7 @@ impl kernel::Module for Module {
         ];
         let links = KBox::pin(links.map(Opaque::new), GFP_KERNEL)?;
         let root = kernel::debugfs::Dir::new(c"rdma_null");
-        // SAFETY: This is the module's init, which does not fail any more.
+        // SAFETY: This is the module's init, which cannot fail after this.
         unsafe { null_device::init(root.clone()) };
         for link in &*links {
             // SAFETY: The structure is pinned, and stays until `drop` unregisters it.

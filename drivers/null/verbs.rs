@@ -524,7 +524,7 @@ unsafe extern "C" fn req_notify_cq(
     let solicited = flags & bindings::ib_cq_notify_flags_IB_CQ_SOLICITED_MASK
         == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;
     let report = flags & bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS != 0;
-    // Without `IB_CQ_REPORT_MISSED_EVENTS` completions that are there must raise the interrupt.
+    // Without `IB_CQ_REPORT_MISSED_EVENTS` completions that have come must raise the interrupt.
     let longer = match report {
         true => shared.machine.lock().arms.next(),
         false => None,

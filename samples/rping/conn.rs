@@ -277,8 +277,8 @@ impl Conn {
         let in_ping = events.ping.is_some();
         let reason = match reason {
             Reason::PeerDisconnected if in_ping => ECONNRESET.into(),
-            // A peer that disconnects at once after its last ping may not acknowledge the go-ahead
-            // any more. On iWARP that flushes requests before it is told.
+            // A peer that disconnects at once after its last ping may no longer acknowledge
+            // the go-ahead. On iWARP that flushes requests before it is told.
             Reason::Request(wc::Status::RETRY_EXC_ERR | wc::Status::WR_FLUSH_ERR) if !in_ping => {
                 Reason::PeerDisconnected
             }

@@ -183,7 +183,7 @@ impl Instance {
         }
     }
 
-    /// The server has no listener, any more or at all.
+    /// The server has no listener.
     fn no_listener(&self, e: Error) {
         self.ended(e.into());
         self.note(|report| report.state = State::Failed);

@@ -64,7 +64,7 @@ impl CqeHandler for Answer {
     type Pointer = Pin<KBox<Self>>;
     type Needs = context::Atomic;
 
-    /// The caller does not wait for it any more.
+    /// The caller no longer waits for it.
     fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Server {
     /// To find the way back to a sender may sleep, so the completions are handled where that is
     /// allowed.
     pub(crate) qp: UdQp<Workqueue>,
-    /// No datagram is answered any more. To find the way to a host that is silent takes seconds,
+    /// No more datagrams are answered. To find the way to a host that is silent takes seconds,
     /// and the drain waits for the datagrams that have come, one after the other.
     stopped: Atomic<bool>,
     #[pin]
