@@ -144,7 +144,7 @@ impl IwId {
     ///
     /// The id is valid.
     pub(crate) unsafe fn get(id: NonNull<bindings::iw_cm_id>) -> Self {
-        // SAFETY: The caller says that the id is valid. `iw_create_cm_id` sets the function.
+        // SAFETY: The caller promises that the id is valid. `iw_create_cm_id` sets the function.
         unsafe {
             if let Some(add_ref) = (*id.as_ptr()).add_ref {
                 add_ref(id.as_ptr());
@@ -245,13 +245,13 @@ impl Param {
     ///
     /// They are valid, with as many private data as they say.
     pub(crate) unsafe fn copy(param: *const bindings::iw_cm_conn_param) -> Result<Self> {
-        // SAFETY: The caller says that the parameters are valid.
+        // SAFETY: The caller promises that the parameters are valid.
         let param = unsafe { &*param };
         let len = u8::try_from(param.private_data_len)?;
         Ok(Self {
             ird: u8::try_from(param.ird).unwrap_or(u8::MAX),
             ord: u8::try_from(param.ord).unwrap_or(u8::MAX),
-            // SAFETY: The caller says that there are so many private data.
+            // SAFETY: The caller promises that there are so many private data.
             ..unsafe { Self::copy_data(param.private_data, len) }?
         })
     }
@@ -264,7 +264,7 @@ impl Param {
     pub(crate) unsafe fn copy_data(data: *const c_void, len: u8) -> Result<Self> {
         let mut param = Self::default();
         if len != 0 {
-            // SAFETY: The caller says that there are so many.
+            // SAFETY: The caller promises that there are so many.
             let data = unsafe { core::slice::from_raw_parts(data.cast::<u8>(), len.into()) };
             param.data.extend_from_slice(data, GFP_KERNEL)?;
         }

@@ -116,7 +116,7 @@ impl PinnedDrop for Shared {
 ///
 /// `ib` is a valid device.
 unsafe fn device_of(ib: NonNull<bindings::ib_device>) -> *mut bindings::device {
-    // SAFETY: The caller says that the device is valid; `dev` is the first member of the union.
+    // SAFETY: The caller promises that the device is valid; `dev` is the first member of the union.
     unsafe { (&raw mut (*ib.as_ptr()).__bindgen_anon_1).cast() }
 }
 
@@ -174,7 +174,7 @@ impl Shared {
     /// The RDMA core is calling an operation of `dev`, other than `dealloc_driver`, and the
     /// reference is not used after that.
     pub(crate) unsafe fn of<'a>(dev: *mut bindings::ib_device) -> &'a Self {
-        // SAFETY: The caller says that this is an operation. `new` sets the pointer before the
+        // SAFETY: The caller promises that this is an operation. `new` sets the pointer before the
         // device has operations, and `Shared::dealloc` clears it after the last.
         unsafe { &*(*dev.cast::<IbDevice>()).shared }
     }
@@ -296,7 +296,7 @@ pub(crate) struct IbQp {
 /// The RDMA core, or a consumer, is calling an operation of `qp`, which was created, and the
 /// reference is not used after that.
 pub(crate) unsafe fn qp_parts<'a>(qp: *mut bindings::ib_qp) -> (&'a Shared, usize) {
-    // SAFETY: The caller says that this is an operation of the QP, and so of its device.
+    // SAFETY: The caller promises that this is an operation of the QP, and so of its device.
     // `create_qp` has set the index.
     unsafe { (Shared::of((*qp).device), (*qp.cast::<IbQp>()).index) }
 }
@@ -406,7 +406,8 @@ impl Shared {
 ///
 /// The QP is valid until this returns. Process context.
 pub(crate) unsafe fn raise_qp_event(qp: *mut bindings::ib_qp, event: bindings::ib_event_type) {
-    // SAFETY: The caller says that the QP is valid; the core has set these before it was created.
+    // SAFETY: The caller promises that the QP is valid; the core has set these before it was
+    // created.
     let (device, handler, context) =
         unsafe { ((*qp).device, (*qp).event_handler, (*qp).qp_context) };
     let mut event = bindings::ib_event {
@@ -429,7 +430,8 @@ pub(crate) unsafe fn raise_qp_event(qp: *mut bindings::ib_qp, event: bindings::i
 ///
 /// The SRQ is valid until this returns. Process context.
 unsafe fn raise_srq_event(srq: *mut bindings::ib_srq, event: bindings::ib_event_type) {
-    // SAFETY: The caller says that the SRQ is valid; the core has set these before it was created.
+    // SAFETY: The caller promises that the SRQ is valid; the core has set these before it was
+    // created.
     let (device, handler, context) =
         unsafe { ((*srq).device, (*srq).event_handler, (*srq).srq_context) };
     let mut event = bindings::ib_event {

@@ -54,7 +54,7 @@ impl Irq {
     /// `work` is pinned memory for the work item of the valid `cq`, and the caller upholds the
     /// invariant of the type.
     pub(crate) unsafe fn new(work: *mut CqWork, cq: *mut bindings::ib_cq) -> Result<Self> {
-        // SAFETY: The caller says that this is memory for a work item, which is not in use yet.
+        // SAFETY: The caller promises that this is memory for a work item, which is not in use yet.
         unsafe {
             (&raw mut (*work).completed).write(Atomic::new(0));
             (&raw mut (*work).failed).write(Atomic::new(0));
@@ -108,7 +108,7 @@ impl Irq {
 ///
 /// The work is initialised, and no longer queued.
 pub(crate) unsafe fn stop(work: *mut CqWork) {
-    // SAFETY: The caller says that the work is initialised and is no longer queued.
+    // SAFETY: The caller promises that the work is initialised and is no longer queued.
     unsafe { bindings::cancel_work_sync(Opaque::cast_into(&raw const (*work).work)) };
 }
 

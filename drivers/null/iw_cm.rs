@@ -71,7 +71,7 @@ unsafe fn id_parts<'a>(id: *mut bindings::iw_cm_id) -> Result<(&'a Shared, Arc<C
 
 /// # Safety
 ///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
+/// Called by `iw_cm`, as `struct ib_device_ops` documents.
 pub(crate) unsafe extern "C" fn add_ref(qp: *mut bindings::ib_qp) {
     // SAFETY: This is an operation of a QP that was created: `get_qp` has returned it.
     let (shared, index) = unsafe { qp_parts(qp) };
@@ -82,7 +82,7 @@ pub(crate) unsafe extern "C" fn add_ref(qp: *mut bindings::ib_qp) {
 
 /// # Safety
 ///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
+/// Called by `iw_cm`, as `struct ib_device_ops` documents.
 pub(crate) unsafe extern "C" fn rem_ref(qp: *mut bindings::ib_qp) {
     // SAFETY: This is an operation of a QP that was created, and is not destroyed before this has
     // put the reference: `end` waits for that.
@@ -98,7 +98,7 @@ pub(crate) unsafe extern "C" fn rem_ref(qp: *mut bindings::ib_qp) {
 
 /// # Safety
 ///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
+/// Called by `iw_cm`, as `struct ib_device_ops` documents.
 pub(crate) unsafe extern "C" fn get_qp(
     dev: *mut bindings::ib_device,
     num: c_int,
@@ -124,7 +124,7 @@ pub(crate) unsafe extern "C" fn get_qp(
 
 /// # Safety
 ///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
+/// Called by `iw_cm`, as `struct ib_device_ops` documents.
 pub(crate) unsafe extern "C" fn connect(
     id: *mut bindings::iw_cm_id,
     param: *mut bindings::iw_cm_conn_param,
@@ -156,7 +156,7 @@ pub(crate) unsafe extern "C" fn connect(
 
 /// # Safety
 ///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
+/// Called by `iw_cm`, as `struct ib_device_ops` documents.
 pub(crate) unsafe extern "C" fn accept(
     id: *mut bindings::iw_cm_id,
     param: *mut bindings::iw_cm_conn_param,
@@ -199,7 +199,7 @@ pub(crate) unsafe extern "C" fn accept(
 
 /// # Safety
 ///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
+/// Called by `iw_cm`, as `struct ib_device_ops` documents.
 pub(crate) unsafe extern "C" fn reject(
     id: *mut bindings::iw_cm_id,
     data: *const c_void,
@@ -223,7 +223,7 @@ pub(crate) unsafe extern "C" fn reject(
 
 /// # Safety
 ///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
+/// Called by `iw_cm`, as `struct ib_device_ops` documents.
 pub(crate) unsafe extern "C" fn create_listen(
     id: *mut bindings::iw_cm_id,
     _backlog: c_int,
@@ -248,7 +248,7 @@ pub(crate) unsafe extern "C" fn create_listen(
 
 /// # Safety
 ///
-/// Called by `iw_cm`, with what `struct ib_device_ops` says.
+/// Called by `iw_cm`, as `struct ib_device_ops` documents.
 pub(crate) unsafe extern "C" fn destroy_listen(id: *mut bindings::iw_cm_id) -> c_int {
     // SAFETY: This is an operation of the id's device.
     let cm = match unsafe { id_parts(id) } {

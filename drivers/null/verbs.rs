@@ -142,7 +142,7 @@ pub(crate) static OPS: Ops = Ops(bindings::ib_device_ops {
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn enable_driver(dev: *mut bindings::ib_device) -> c_int {
     // SAFETY: The RDMA core is calling an operation of `dev`.
     unsafe { Shared::of(dev) }.enable();
@@ -151,7 +151,7 @@ unsafe extern "C" fn enable_driver(dev: *mut bindings::ib_device) -> c_int {
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn dealloc_driver(dev: *mut bindings::ib_device) {
     // SAFETY: The RDMA core is calling this operation.
     unsafe { Shared::dealloc(dev) };
@@ -159,7 +159,7 @@ unsafe extern "C" fn dealloc_driver(dev: *mut bindings::ib_device) {
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn query_device(
     dev: *mut bindings::ib_device,
     attr: *mut bindings::ib_device_attr,
@@ -205,7 +205,7 @@ unsafe extern "C" fn query_device(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn query_port(
     _dev: *mut bindings::ib_device,
     _port: u32,
@@ -234,7 +234,7 @@ unsafe extern "C" fn query_port(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn port_immutable(
     dev: *mut bindings::ib_device,
     _port: u32,
@@ -260,7 +260,7 @@ unsafe extern "C" fn port_immutable(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn query_gid(
     dev: *mut bindings::ib_device,
     _port: u32,
@@ -283,7 +283,7 @@ unsafe extern "C" fn query_gid(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn query_pkey(
     _dev: *mut bindings::ib_device,
     _port: u32,
@@ -300,7 +300,7 @@ unsafe extern "C" fn query_pkey(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn alloc_pd(pd: *mut bindings::ib_pd, _udata: *mut bindings::ib_udata) -> c_int {
     // SAFETY: The core has set the device, whose operation this is.
     let shared = unsafe { Shared::of((*pd).device) };
@@ -309,7 +309,7 @@ unsafe extern "C" fn alloc_pd(pd: *mut bindings::ib_pd, _udata: *mut bindings::i
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn dealloc_pd(
     _pd: *mut bindings::ib_pd,
     _udata: *mut bindings::ib_udata,
@@ -319,7 +319,7 @@ unsafe extern "C" fn dealloc_pd(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn create_ah(
     ah: *mut bindings::ib_ah,
     _attr: *mut bindings::rdma_ah_init_attr,
@@ -332,7 +332,7 @@ unsafe extern "C" fn create_ah(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn destroy_ah(_ah: *mut bindings::ib_ah, _flags: u32) -> c_int {
     0
 }
@@ -346,7 +346,7 @@ struct IbSrq {
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn create_srq(
     srq: *mut bindings::ib_srq,
     attr: *mut bindings::ib_srq_init_attr,
@@ -385,14 +385,14 @@ unsafe extern "C" fn create_srq(
 /// The RDMA core is calling an operation of `srq`, which was created, and the reference is not used
 /// after that.
 unsafe fn srq_parts<'a>(srq: *mut bindings::ib_srq) -> (&'a Shared, usize) {
-    // SAFETY: The caller says that this is an operation of the SRQ, and so of its device.
+    // SAFETY: The caller promises that this is an operation of the SRQ, and so of its device.
     // `create_srq` has set the index.
     unsafe { (Shared::of((*srq).device), (*srq.cast::<IbSrq>()).index) }
 }
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn destroy_srq(
     srq: *mut bindings::ib_srq,
     _udata: *mut bindings::ib_udata,
@@ -416,7 +416,7 @@ struct IbCq {
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn create_cq(
     cq: *mut bindings::ib_cq,
     attr: *const bindings::ib_cq_init_attr,
@@ -456,7 +456,7 @@ unsafe extern "C" fn create_cq(
 /// The RDMA core, or a consumer, is calling an operation of `cq`, which was created, and the
 /// reference is not used after that.
 unsafe fn cq_parts<'a>(cq: *mut bindings::ib_cq) -> (&'a Shared, usize) {
-    // SAFETY: The caller says that this is an operation of the CQ, and so of its device.
+    // SAFETY: The caller promises that this is an operation of the CQ, and so of its device.
     // `create_cq` has set the index.
     unsafe { (Shared::of((*cq).device), (*cq.cast::<IbCq>()).index) }
 }
@@ -465,7 +465,7 @@ unsafe fn cq_parts<'a>(cq: *mut bindings::ib_cq) -> (&'a Shared, usize) {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn pre_destroy_cq(cq: *mut bindings::ib_cq) -> c_int {
     // SAFETY: This is an operation of a CQ that was created.
     let (shared, index) = unsafe { cq_parts(cq) };
@@ -479,7 +479,7 @@ unsafe extern "C" fn pre_destroy_cq(cq: *mut bindings::ib_cq) -> c_int {
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn destroy_cq(
     cq: *mut bindings::ib_cq,
     _udata: *mut bindings::ib_udata,
@@ -496,7 +496,7 @@ unsafe extern "C" fn destroy_cq(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn poll_cq(
     cq: *mut bindings::ib_cq,
     entries: c_int,
@@ -514,7 +514,7 @@ unsafe extern "C" fn poll_cq(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn req_notify_cq(
     cq: *mut bindings::ib_cq,
     flags: bindings::ib_cq_notify_flags,
@@ -551,14 +551,14 @@ unsafe extern "C" fn req_notify_cq(
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn modify_cq(_cq: *mut bindings::ib_cq, _count: u16, _period: u16) -> c_int {
     errno(Ok(()))
 }
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn create_qp(
     qp: *mut bindings::ib_qp,
     attr: *mut bindings::ib_qp_init_attr,
@@ -649,7 +649,7 @@ fn begin_change(shared: &Shared, index: usize, num: u32) {
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn modify_qp(
     qp: *mut bindings::ib_qp,
     attr: *mut bindings::ib_qp_attr,
@@ -682,7 +682,7 @@ unsafe extern "C" fn modify_qp(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn query_qp(
     qp: *mut bindings::ib_qp,
     attr: *mut bindings::ib_qp_attr,
@@ -716,7 +716,7 @@ unsafe extern "C" fn query_qp(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn destroy_qp(
     qp: *mut bindings::ib_qp,
     _udata: *mut bindings::ib_udata,
@@ -737,7 +737,7 @@ unsafe extern "C" fn destroy_qp(
 /// The list has so many entries, which do not change while the reference is used.
 unsafe fn entries<'a>(list: *mut bindings::ib_sge, count: c_int) -> &'a [Sge] {
     match usize::try_from(count) {
-        // SAFETY: The caller says that the list has so many entries; `Sge` is laid out as in C.
+        // SAFETY: The caller promises that the list has so many entries; `Sge` is laid out as in C.
         Ok(count) if count != 0 => unsafe { core::slice::from_raw_parts(list.cast(), count) },
         _ => &[],
     }
@@ -754,7 +754,7 @@ unsafe fn peek(list: *const bindings::ib_sge, count: c_int) -> Result {
     if count != 0 || list.is_null() {
         return Ok(());
     }
-    // SAFETY: The caller says that a list has memory for an entry, and there is one.
+    // SAFETY: The caller promises that a list has memory for an entry, and there is one.
     let sge = unsafe { list.read() };
     match (sge.addr, sge.length, sge.lkey) {
         (0, 0, 0) => Ok(()),
@@ -769,8 +769,8 @@ unsafe fn peek(list: *const bindings::ib_sge, count: c_int) -> Result {
 /// `wr` is a valid request of a QP of that type.
 #[inline]
 unsafe fn extra(wr: *const bindings::ib_send_wr, is_ud: bool) -> Extra {
-    // SAFETY: The caller says that the request is valid: it is in the structure that its opcode, or
-    // the type of its QP, says, and an MR that it registers is one of this device.
+    // SAFETY: The caller promises that the request is valid: it is in the structure that its
+    // opcode, or the type of its QP, says, and an MR that it registers is one of this device.
     unsafe {
         match (*wr).opcode {
             _ if is_ud => {
@@ -838,7 +838,7 @@ fn wait_for_another(shared: &Shared, index: usize, us: u32) {
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn post_send(
     qp: *mut bindings::ib_qp,
     wr: *const bindings::ib_send_wr,
@@ -870,7 +870,7 @@ unsafe extern "C" fn post_send(
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 pub(crate) unsafe extern "C" fn post_send_as_erdma(
     qp: *mut bindings::ib_qp,
     wr: *const bindings::ib_send_wr,
@@ -901,7 +901,7 @@ unsafe fn post_sends(
     while !wr.is_null() {
         // SAFETY: `wr` is not null, so it is a valid request of the caller's list.
         if !machine.post_void(index, unsafe { &*wr }) {
-            // SAFETY: The caller says that this is a valid request of the QP.
+            // SAFETY: The caller promises that this is a valid request of the QP.
             if let Err(e) = unsafe { post_one(machine, qp, wr) } {
                 if !machine.was_mute(index) {
                     // SAFETY: The caller gives memory for the first that was not posted.
@@ -931,12 +931,12 @@ unsafe fn post_one(
     wr: *const bindings::ib_send_wr,
 ) -> Result {
     if machine.plan.peek {
-        // SAFETY: The caller says that the request is valid. If it has no entries, its list has
+        // SAFETY: The caller promises that the request is valid. If it has no entries, its list has
         // memory for one all the same, or is null: `Injection::Peek` asks for that.
         unsafe { peek((*wr).sg_list, (*wr).num_sge) }?;
     }
-    // SAFETY: The caller says that this is a valid request, with as many entries as it says, in an
-    // operation of its QP. Both members of each union are as wide.
+    // SAFETY: The caller promises that this is a valid request, with as many entries as it says, in
+    // an operation of its QP. Both members of each union are as wide.
     let (index, request) = unsafe {
         let is_ud = (*qp).qp_type == bindings::ib_qp_type_IB_QPT_UD;
         let request = SendWr {
@@ -995,7 +995,7 @@ unsafe fn post_recvs(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn post_recv(
     qp: *mut bindings::ib_qp,
     wr: *const bindings::ib_recv_wr,
@@ -1018,7 +1018,7 @@ unsafe extern "C" fn post_recv(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn post_srq_recv(
     srq: *mut bindings::ib_srq,
     wr: *const bindings::ib_recv_wr,
@@ -1051,7 +1051,7 @@ fn err_ptr<T>(e: Error) -> *mut T {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn get_dma_mr(_pd: *mut bindings::ib_pd, _access: c_int) -> *mut bindings::ib_mr {
     err_ptr(EOPNOTSUPP)
 }
@@ -1060,7 +1060,7 @@ unsafe extern "C" fn get_dma_mr(_pd: *mut bindings::ib_pd, _access: c_int) -> *m
 ///
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn reg_user_mr(
     _pd: *mut bindings::ib_pd,
     _start: u64,
@@ -1075,7 +1075,7 @@ unsafe extern "C" fn reg_user_mr(
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn alloc_mr(
     pd: *mut bindings::ib_pd,
     kind: bindings::ib_mr_type,
@@ -1111,14 +1111,14 @@ unsafe extern "C" fn alloc_mr(
 /// The RDMA core is calling an operation of `mr`, which `alloc_mr` has made, and the reference is
 /// not used after that.
 unsafe fn mr_parts<'a>(mr: *mut bindings::ib_mr) -> (&'a Shared, usize) {
-    // SAFETY: The caller says that this is an operation of the MR, and so of its device. `alloc_mr`
-    // has set the index.
+    // SAFETY: The caller promises that this is an operation of the MR, and so of its device.
+    // `alloc_mr` has set the index.
     unsafe { (Shared::of((*mr).device), (*mr.cast::<IbMr>()).index) }
 }
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn map_mr_sg(
     mr: *mut bindings::ib_mr,
     sg: *mut bindings::scatterlist,
@@ -1152,7 +1152,7 @@ unsafe extern "C" fn set_page(mr: *mut bindings::ib_mr, addr: u64) -> c_int {
 
 /// # Safety
 ///
-/// Called by the RDMA core, with what `struct ib_device_ops` says.
+/// Called by the RDMA core, as `struct ib_device_ops` documents.
 unsafe extern "C" fn dereg_mr(mr: *mut bindings::ib_mr, _udata: *mut bindings::ib_udata) -> c_int {
     // SAFETY: This is an operation of an MR that `alloc_mr` has made.
     let (shared, index) = unsafe { mr_parts(mr) };

@@ -155,7 +155,7 @@ impl<K> State<K> {
     ///
     /// `raw` is a new address handle of a device that `keep` keeps.
     pub(crate) unsafe fn new(raw: NonNull<bindings::ib_ah>, keep: K) -> Self {
-        // INVARIANT: The caller says so.
+        // INVARIANT: The caller promises so.
         Self { raw, _keep: keep }
     }
 

@@ -326,7 +326,7 @@ impl<T: ModuleClient> Registration<T> {
         let this = unsafe { Self::called() };
         // SAFETY: `remove` is called in process context.
         let cx = unsafe { Sleepable::assume() };
-        // SAFETY: The caller says that `data` are what `add` has set, from `into_foreign`.
+        // SAFETY: The caller promises that `data` are what `add` has set, from `into_foreign`.
         let inner = unsafe { Pin::<KBox<device::Inner>>::from_foreign(data) };
         // SAFETY: `Core::add` has registered the handler, and this is called once for the device.
         let dev = unsafe { this.core.begin_remove(inner.as_ref()) };

@@ -149,7 +149,7 @@ pub(crate) unsafe fn data<'a>(data: *const c_void, len: usize) -> &'a [u8] {
     if data.is_null() {
         return &[];
     }
-    // SAFETY: The address is not null, so the caller says that the data are there.
+    // SAFETY: The address is not null, so the caller promises that the data are valid.
     unsafe { core::slice::from_raw_parts(data.cast(), len) }
 }
 
@@ -280,7 +280,7 @@ impl<'a> Event<'a> {
     unsafe fn from_raw(id: *mut bindings::rdma_cm_id, raw: &'a bindings::rdma_cm_event) -> Self {
         match raw.event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED => Self::Established {
-                // SAFETY: The caller says so of the event and its private data.
+                // SAFETY: The caller promises so of the event and its private data.
                 private_data: unsafe { private_data(raw) },
             },
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_DISCONNECTED => Self::Disconnected,
@@ -288,8 +288,8 @@ impl<'a> Event<'a> {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_REJECTED => {
                 let mut len = 0;
                 let event = ptr::from_ref(raw).cast_mut();
-                // SAFETY: The caller says that this is an event of `id`, which has a device then,
-                // and that the private data live as long as it. The message is never freed.
+                // SAFETY: The caller promises that this is an event of `id`, which has a device
+                // then, and that the private data live as long as it. The message is never freed.
                 let (message, private_data) = unsafe {
                     let message = bindings::rdma_reject_msg(id, raw.status);
                     let sent = bindings::rdma_consumer_reject_data(id, event, &raw mut len);
@@ -343,8 +343,8 @@ impl fmt::Display for Event<'_> {
 ///
 /// `raw` is an event of a connected service, and its private data live as long as it.
 unsafe fn private_data(raw: &bindings::rdma_cm_event) -> &[u8] {
-    // SAFETY: The caller says that this is an event of a connected service, in which `conn` is the
-    // member that is set, and that its private data live as long as it.
+    // SAFETY: The caller promises that this is an event of a connected service, in which `conn` is
+    // the member that is set, and that its private data live as long as it.
     unsafe {
         let conn = &*raw.param.conn;
         data(conn.private_data, conn.private_data_len.into())
@@ -1061,7 +1061,7 @@ impl<M: Manager> Conn<M> {
         if !self.begin_disconnect()? {
             return Ok(());
         }
-        // SAFETY: The caller says that the id is alive. `begin_disconnect` has found its state.
+        // SAFETY: The caller promises that the id is alive. `begin_disconnect` has found its state.
         let disconnected = unsafe { M::disconnect(self, id) };
         let mut inner = self.inner.lock();
         if matches!(inner.wait, Wait::Async(_)) && inner.state != State::Established {
@@ -1083,7 +1083,7 @@ impl<M: Manager> Conn<M> {
         if !self.begin_disconnect().unwrap_or(false) {
             return None;
         }
-        // SAFETY: The caller says that the id is alive. `begin_disconnect` has found its state.
+        // SAFETY: The caller promises that the id is alive. `begin_disconnect` has found its state.
         let _ = unsafe { M::disconnect(self, id) };
         let mut inner = self.inner.lock();
         inner.state = State::Closed;

@@ -28,7 +28,7 @@ unsafe impl Sync for Module {}
 impl Module {
     /// `module` is that of a client, which is unloaded after the objects of the client have ended.
     pub(crate) fn new(module: &ThisModule) -> Self {
-        // INVARIANT: As the caller says.
+        // INVARIANT: As the caller promises.
         Self(module.as_ptr())
     }
 

@@ -51,7 +51,7 @@ impl Completion {
     /// Waits for at most `ms` milliseconds (`wait_for_completion_timeout`). Returns `true` if the
     /// completion has completed.
     pub(crate) fn wait_timeout(&self, ms: u32, _cx: &Sleepable) -> bool {
-        // SAFETY: The completion is initialised and pinned; the token says that this may sleep.
+        // SAFETY: The completion is initialised and pinned; the token proves that this may sleep.
         unsafe {
             bindings::wait_for_completion_timeout(self.inner.get(), msecs_to_jiffies(ms)) != 0
         }
@@ -60,7 +60,7 @@ impl Completion {
     /// As [`Completion::wait_timeout`], but fails with `ERESTARTSYS` when the task is killed
     /// (`wait_for_completion_killable_timeout`).
     pub(crate) fn wait_killable_timeout(&self, ms: u32, _cx: &Sleepable) -> Result<bool> {
-        // SAFETY: The completion is initialised and pinned; the token says that this may sleep.
+        // SAFETY: The completion is initialised and pinned; the token proves that this may sleep.
         let left = unsafe {
             bindings::wait_for_completion_killable_timeout(self.inner.get(), msecs_to_jiffies(ms))
         };

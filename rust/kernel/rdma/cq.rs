@@ -306,7 +306,7 @@ fn make(
         return Ok(shared);
     }
     // SAFETY: The CQ was just made. No QP uses it yet, and nobody asks for a notification, so the
-    // driver calls nothing back, and the core reads none of these fields. Its context is there
+    // driver calls nothing back, and the core reads none of these fields. Its context stays
     // until it is freed.
     unsafe {
         let cq = raw.as_ptr();
@@ -363,7 +363,7 @@ impl<C: CorePolled + FixedContext> Cq<C> {
 ///
 /// # Invariants
 ///
-/// `raw` is a CQ of `dev` that was made as `kind` says. `entries` are its own, or those taken of it
+/// `raw` is a CQ of `dev` of this `kind`. `entries` are its own, or those taken of it
 /// where it is shared.
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_cq>,
@@ -489,8 +489,8 @@ impl Inner {
         /// `IRQ_POLL_F_SCHED`.
         const SCHEDULED: c_ulong = 1 << 0;
         let cq = self.raw.as_ptr();
-        // SAFETY: The CQ is valid while `self` lives, and the union is what the context says. The
-        // state of a poller is only looked at, as the core's own functions do.
+        // SAFETY: The CQ is valid while `self` lives, and the context selects the union's member.
+        // The state of a poller is only looked at, as the core's own functions do.
         unsafe {
             match (*cq).poll_ctx {
                 Direct::RAW => true,
@@ -514,7 +514,7 @@ impl Inner {
     /// if callers poll the CQ.
     pub(crate) fn flush(&self, _cx: &Sleepable) {
         let cq = self.raw.as_ptr();
-        // SAFETY: The CQ is valid while `self` lives, and the union is what the context says.
+        // SAFETY: The CQ is valid while `self` lives, and the context selects the union's member.
         unsafe {
             match (*cq).poll_ctx {
                 Direct::RAW => {}
@@ -679,7 +679,7 @@ impl deferred::Teardown for Inner {
             // to be unloaded.
             //
             // SAFETY: By the type invariant so many entries were taken of `raw`; QPs have handles,
-            // so none of ours uses the CQ. The union is what the context says.
+            // so none of ours uses the CQ. The context selects the union's member.
             Kind::Pooled => unsafe {
                 if (*cq).poll_ctx == Softirq::RAW {
                     // Softirqs are sections that RCU waits for.
@@ -1288,7 +1288,7 @@ impl<'a> Completion<'a> {
         self,
     ) -> core::result::Result<(T::Pointer, &'a Wc), Self> {
         let cqe = self.wc.cqe();
-        // SAFETY: By the type invariant the owner was not taken back, so its callback is there.
+        // SAFETY: By the type invariant the owner was not taken back, so its callback is valid.
         if cqe.is_null() || !unsafe { cqe::is_of::<T, ID>(cqe) } {
             wc::unlikely();
             return Err(self);
@@ -1314,7 +1314,7 @@ impl Drop for Completion<'_> {
         // mlx4, mlx5 and hns, which look at the completion's `wr_cqe` alone.
         //
         // SAFETY: By the type invariant a CQ gave the completion, and its owner was not taken back,
-        // so the callback is there; `self` is gone after this. Owners that need more than `Atomic`
+        // so the callback is valid; `self` is gone after this. Owners that need more than `Atomic`
         // cannot be posted to a CQ that callers poll. The completion is only read.
         unsafe {
             let done = (*cqe).done.unwrap_unchecked();

@@ -140,7 +140,7 @@ macro_rules! cqe_field {
     note = "give it a field of type `Cqe<Self>`, or `Cqe<Self, ID>`, and `#[derive(HasCqe)]`"
 )]
 pub trait HasCqe<const ID: u64 = 0>: Sized {
-    /// The field. A value of this type is the proof that it is there.
+    /// The field. A value of this type is the proof that it exists.
     #[doc(hidden)]
     const FIELD: Field<Self, ID>;
 }
@@ -322,7 +322,7 @@ where
 ///
 /// # Safety
 ///
-/// Called as [`trace::completion`] says, once for each request that was posted with a
+/// Called as [`trace::completion`] requires, once for each request that was posted with a
 /// `Cqe<T, ID>`.
 unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     cq: *mut bindings::ib_cq,
@@ -377,7 +377,7 @@ pub(crate) unsafe fn ignore<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
 #[inline]
 pub(crate) unsafe fn is_of<T: CqeHandler<ID>, const ID: u64>(cqe: *mut bindings::ib_cqe) -> bool {
     let ours: unsafe extern "C" fn(_, _) = done::<T, ID>;
-    // SAFETY: The owner was not taken back, as the caller promises, so the callback in it is there.
+    // SAFETY: The owner was not taken back, as the caller promises, so the callback in it is valid.
     match unsafe { (*cqe).done } {
         Some(theirs) if ptr::fn_addr_eq(theirs, ours) => debug::is_active(cqe),
         _ => {

@@ -218,7 +218,7 @@ impl Device {
     ///
     /// `inner` stays valid until its refs are killed and empty.
     pub(crate) unsafe fn new(inner: NonNull<Inner>) -> Result<Self> {
-        // SAFETY: The caller says that `inner` stays valid until its refs are killed and empty.
+        // SAFETY: The caller promises that `inner` stays valid until its refs are killed and empty.
         unsafe { refs::Ref::try_get(inner, refs::Kind::Device) }.map(Self)
     }
 
@@ -324,7 +324,7 @@ impl Device {
     /// ```
     pub fn numa_node(&self) -> Option<u32> {
         // SAFETY: The device is registered by the invariant of `Inner`, so its parent, if it has
-        // one, is there, which does not change.
+        // one, is valid, and does not change.
         let node = unsafe { bindings::rdma_helper_device_numa_node(self.as_raw()) };
         node.try_into().ok() // A node, or `NUMA_NO_NODE`, which is negative.
     }

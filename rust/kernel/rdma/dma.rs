@@ -82,7 +82,7 @@ impl<D: Direction> Buf<D> {
     }
 
     /// Lends the buffer to another subsystem, which reads or writes its bytes as a scatter list
-    /// (`ib_dma_sync_single_for_cpu`): what the device has written is there for it to read. Any
+    /// (`ib_dma_sync_single_for_cpu`): the CPU sees what the device has written. Any
     /// context. What [`Buf::fill`] has written last is no message any longer.
     #[inline]
     pub fn lend(mut self) -> Lent<D> {
@@ -255,7 +255,7 @@ impl<D: Direction> Lent<D> {
     }
 
     /// Takes the buffer back, for the device (`ib_dma_sync_single_for_device`): what the other
-    /// subsystem has written is there for the device to read. Any context.
+    /// subsystem has written can be read by the device. Any context.
     #[inline]
     pub fn into_buf(self) -> Buf<D> {
         let mapped = &self.0.mapped;
@@ -467,8 +467,8 @@ direction!(
     Bidirectional, DMA_BIDIRECTIONAL, [DeviceReads, DeviceWrites]
 );
 
-/// The device reads the memory or writes it: which of the two, its owner says when it is mapped, as
-/// that of a block request, which is a write or a read.
+/// The device reads the memory or writes it: which of the two, its owner chooses when it is mapped,
+/// as that of a block request, which is a write or a read.
 ///
 /// Memory of this direction is an [`SgMap`](crate::sg::SgMap), and peers get the access that goes
 /// with its direction, by [`RegWr::remote_one_way`](crate::wr::SendWr::remote_one_way).

@@ -242,7 +242,7 @@ impl Connection {
         object.sizes = conn.shown();
         let id = id(Arc::as_ptr(&conn).cast_mut().cast())?;
         conn.set_id(Some(id));
-        // INVARIANT: The caller says so of callback and context.
+        // INVARIANT: The caller promises so of callback and context.
         let state = reserved.fill(Connected {
             id,
             port,
@@ -339,8 +339,8 @@ unsafe fn create(
     callback: unsafe extern "C" fn(*mut bindings::ib_cm_id, *const bindings::ib_cm_event) -> c_int,
     context: *mut c_void,
 ) -> Result<RawId<IbCm>> {
-    // SAFETY: The device is registered by the invariant of `device::Inner`; the caller says so of
-    // callback and context.
+    // SAFETY: The device is registered by the invariant of `device::Inner`; the caller promises so
+    // of callback and context.
     let raw = unsafe { bindings::ib_create_cm_id(device.as_raw(), Some(callback), context) };
     // SAFETY: It was just created.
     unsafe { RawId::new(raw) }
@@ -423,13 +423,13 @@ impl Manager for IbCm {
     type Async = core::convert::Infallible;
 
     unsafe fn disconnect(_conn: &Conn<Self>, id: *mut Self::Id) -> Result {
-        // SAFETY: The caller says that the id is alive; there are no data. C checks the state.
+        // SAFETY: The caller promises that the id is alive; there are no data. C checks the state.
         to_result(unsafe { bindings::ib_send_cm_dreq(id, ptr::null(), 0) })
     }
 
     unsafe fn notify(id: *mut Self::Id) -> bool {
         let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
-        // SAFETY: The caller says that the id is alive.
+        // SAFETY: The caller promises that the id is alive.
         unsafe { bindings::ib_cm_notify(id, event) == 0 }
     }
 }

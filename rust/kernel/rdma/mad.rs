@@ -252,7 +252,8 @@ impl Peer {
         let reference = agent.device().get(refs::Kind::Ah);
         let _registered = agent.get()?;
         // SAFETY: The agent is registered while there is the reference, so it has a QP with a PD,
-        // which stay until the device is removed. The caller says that the header is that of `wc`.
+        // which stay until the device is removed. The caller promises that the header is that of
+        // `wc`.
         let raw = unsafe {
             let pd = (*(*agent.as_raw()).qp).pd;
             bindings::ib_create_ah_from_wc(pd, wc, header, agent.port)
@@ -677,7 +678,8 @@ impl Buf {
     /// The agent is registered.
     unsafe fn new(agent: &Agent, peer: &Peer) -> Result<Self> {
         let header = agent.class.payload_at();
-        // SAFETY: The caller says that the agent is registered. It stays so while it has buffers.
+        // SAFETY: The caller promises that the agent is registered. It stays so while it has
+        // buffers.
         let raw = from_err_ptr(unsafe {
             bindings::ib_create_send_mad(
                 agent.as_raw(),

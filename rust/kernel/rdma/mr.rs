@@ -1130,7 +1130,7 @@ unsafe fn parts(wc: &Wc) -> (&FastRegMr, *mut bindings::ib_cqe) {
 ///
 /// # Safety
 ///
-/// Called as [`trace::completion`] says, once for each [`InvWr`] that was posted with it.
+/// Called as [`trace::completion`] requires, once for each [`InvWr`] that was posted with it.
 unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     cq: *mut bindings::ib_cq,
     raw: *mut bindings::ib_wc,
@@ -1176,9 +1176,9 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
 unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
     // SAFETY: The request is an `InvWr` for the state `S`, and its owner, which was given up for
-    // `user`, was not taken back, as the caller promises. So `user` is there, and has a callback by
-    // the invariant of `Cqe`. That is called as `trace::completion` says. Where `cq` is not null
-    // `wc` may be written; otherwise `copy` is.
+    // `user`, was not taken back, as the caller promises. So `user` is valid, and has a callback by
+    // the invariant of `Cqe`. That is called as `trace::completion` requires. Where `cq` is not
+    // null `wc` may be written; otherwise `copy` is.
     unsafe {
         let (mr, user) = parts(&*wc.cast::<Wc>());
         mr.set_registered::<S>();

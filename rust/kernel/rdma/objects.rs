@@ -452,7 +452,7 @@ impl Name {
     /// `dev` is a valid device.
     pub(crate) unsafe fn of(dev: *mut bindings::ib_device) -> Self {
         let mut name = [0; bindings::IB_DEVICE_NAME_MAX as usize];
-        // SAFETY: The caller says that `dev` is valid; the helper copies a string that fits.
+        // SAFETY: The caller promises that `dev` is valid; the helper copies a string that fits.
         unsafe { bindings::rdma_helper_device_name(dev, name.as_mut_ptr().cast(), name.len()) };
         Self(name)
     }

@@ -327,7 +327,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
 }
 
 impl<'a, C: CorePolled> InitAttr<'a, C, C> {
-    /// A QP that takes its receives from an SRQ, whatever `caps` says about receives. Both queues
+    /// A QP that takes its receives from an SRQ, whatever `caps` has for receives. Both queues
     /// complete to one CQ, so that the marker of a drain completes after the last receive.
     pub fn on_srq<T: srq::Receive<N>, const N: usize>(
         pd: &'a Pd,

@@ -147,7 +147,7 @@ impl<O: Owner> Ref<O> {
             return Err(ENODEV);
         }
         refs.kinds[kind as usize].add(1, Relaxed);
-        // INVARIANT: The reference was just counted, and the caller says that the owner stays.
+        // INVARIANT: The reference was just counted, and the caller promises that the owner stays.
         Ok(Self { owner, kind })
     }
 

@@ -1004,7 +1004,7 @@ struct Posted {
 ///
 /// # Safety
 ///
-/// Called as [`trace::completion`] says, for the last request of such a transfer.
+/// Called as [`trace::completion`] requires, for the last request of such a transfer.
 unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
@@ -1098,7 +1098,7 @@ unsafe fn post(
         return Ok(());
     }
     // SAFETY: The driver has just returned this for the list. If it has posted none, the context
-    // is there, as nothing gives the owner back.
+    // is valid, as nothing gives the owner back.
     Err(unsafe { refused(ctx, &list, ret) })
 }
 
@@ -1108,7 +1108,7 @@ unsafe fn post(
 ///
 /// The driver has returned `ret` for the list that begins with the second request, of a transfer
 /// whose context the caller has claimed, and named the first as the one that it refused. If the
-/// context is there no longer, that is null.
+/// context is gone, that is null.
 #[cold]
 #[inline(never)]
 unsafe fn refused(
@@ -1135,7 +1135,7 @@ unsafe fn refused(
     }
     if posted == 0 {
         // SAFETY: The driver has refused the first request, so it has posted none, and the context
-        // is there and still claimed, as the caller promises.
+        // is valid and still claimed, as the caller promises.
         unsafe { ctx.as_ref().finish(true) };
     }
     (error, Some(posted))
@@ -1282,8 +1282,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// is zero, and it can be [filled](Ctx::fill) again. The owner of what is lost is dropped after
     /// the QP, and must not keep the QP.
     ///
-    /// Fails with what `rw` says, or as [`Qp::prepare_rw`]; with `EINVAL` also if the context is to
-    /// be prepared for this QP and is not, or an entry of the request that follows is of another
+    /// Fails with the error of `rw`, or as [`Qp::prepare_rw`]; with `EINVAL` also if the context is
+    /// to be prepared for this QP and is not, or an entry of the request that follows is of another
     /// PD; `ENOMEM` also when the queue is full; `EOPNOTSUPP` for a WRITE on iWARP if ib_core was
     /// loaded with `force_mr`, by which peers could write the memory, and for a request behind it
     /// that iWARP does not have. A transfer that was prepared is to be prepared again then, unless

@@ -592,7 +592,7 @@ impl<O: SgOwner<OneWay>> SgMap<O, OneWay> {
 ///
 /// # Safety
 ///
-/// The table is of a list that [`SgOwner::sgl`] has returned, and its owner is there.
+/// The table is of a list that [`SgOwner::sgl`] has returned, and its owner is valid.
 pub(crate) unsafe fn extent(table: &bindings::sg_table) -> Result<(u32, u32)> {
     let (mut len, mut pages) = (0_u32, 0_u32);
     // SAFETY: The list has so many entries, which `sg_next` finds, by the contract of `SgOwner`.
@@ -618,7 +618,7 @@ pub(crate) unsafe fn extent(table: &bindings::sg_table) -> Result<(u32, u32)> {
 ///
 /// # Invariants
 ///
-/// The entry is valid, and nothing else uses its list while this is there.
+/// The entry is valid, and nothing else uses its list while this exists.
 pub(crate) struct Extent {
     sg: *mut bindings::scatterlist,
     offset: u32,
@@ -662,7 +662,7 @@ pub(crate) unsafe fn cut(
         }
         let is_cut = skip != 0 || left != (*last).length as usize;
         let ends = is_cut.then(|| {
-            // INVARIANT: The caller says that nothing else uses the list.
+            // INVARIANT: The caller promises that nothing else uses the list.
             let ends = [first, last].map(|sg| Extent {
                 sg,
                 offset: (*sg).offset,

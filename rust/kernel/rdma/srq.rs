@@ -463,8 +463,8 @@ impl<T: Receive<N>, const N: usize> Slots<T, N> {
 impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
     unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result {
         for memory in &self.0 {
-            // SAFETY: The slot was not posted yet, so its memory is unused; the caller says that
-            // this is its queue.
+            // SAFETY: The slot was not posted yet, so its memory is unused; the caller promises
+            // that this is its queue.
             unsafe {
                 (*memory.as_ptr()).queue = queue;
                 post::<T, N>(queue.as_ref(), *memory)
@@ -501,14 +501,14 @@ impl<T, const N: usize> Drop for Slots<T, N> {
 ///
 /// # Safety
 ///
-/// The SRQ of `queue` is there; the slot is one of its own, is not posted, and its memory is not
+/// The SRQ of `queue` is valid; the slot is one of its own, is not posted, and its memory is not
 /// used by anything else, nor after success.
 #[inline]
 unsafe fn post<T: Receive<N>, const N: usize>(
     queue: &Queue,
     memory: NonNull<Memory<T>>,
 ) -> Result<(), Refusal> {
-    // SAFETY: The caller says that the slot is one of the SRQ's, and that nothing else uses its
+    // SAFETY: The caller promises that the slot is one of the SRQ's, and that nothing else uses its
     // memory.
     let wr = unsafe { &(*memory.as_ptr()).value }.recv();
     if !wr.is_of(queue.pd) {
@@ -521,9 +521,10 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     let mut raw = wr.into_raw(&mut sges);
     raw.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(memory.as_ptr().cast());
     let (srq, raw) = (queue.raw.as_ptr(), &raw mut raw);
-    // SAFETY: The caller says that the SRQ is valid, and `check` has seen that the device has the
-    // operation. The value keeps the buffers of the request. It is not accessed before a completion
-    // hands the slot out again, and is dropped after the SRQ. The request has no successor.
+    // SAFETY: The caller promises that the SRQ is valid, and `check` has seen that the device has
+    // the operation. The value keeps the buffers of the request. It is not accessed before a
+    // completion hands the slot out again, and is dropped after the SRQ. The request has no
+    // successor.
     unsafe {
         let ret = trace::Queue::post_one(trace::Queue::op(srq), srq, raw, false);
         Refusal::check(ret, (*raw).next)
@@ -534,7 +535,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
 ///
 /// # Safety
 ///
-/// Called as [`trace::completion`] says, for a receive that was posted by [`post`].
+/// Called as [`trace::completion`] requires, for a receive that was posted by [`post`].
 unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
     cq: *mut bindings::ib_cq,
     wc: *mut bindings::ib_wc,
@@ -544,7 +545,7 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
     let Some(wc) = (unsafe { trace::completion(cq, wc) }) else {
         return;
     };
-    // SAFETY: The caller says that `post` has posted this: the first field of a slot's memory.
+    // SAFETY: The caller promises that `post` has posted this: the first field of a slot's memory.
     let memory: NonNull<Memory<T>> = unsafe { NonNull::new_unchecked(wc.cqe()) }.cast();
     // SAFETY: The memory is freed after the SRQ, which waits for the completions of its QPs.
     unsafe { &(*memory.as_ptr()).state }.hold();
@@ -608,7 +609,7 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
     fn drop(&mut self) {
         let memory = self.0.as_ptr();
         // SAFETY: By the type invariant the memory is valid. `Queue::close` waits for slots that
-        // are handed out, so the queue is there.
+        // are handed out, so the queue is open.
         let (state, queue) = unsafe { (&(*memory).state, (*memory).queue.as_ref()) };
         let _rcu = rcu::read_lock();
         if queue.closed.load(Relaxed) {
@@ -616,7 +617,7 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
             return;
         }
         state.put();
-        // SAFETY: The queue is not closed, and the RCU read lock is held, so the SRQ is there. By
+        // SAFETY: The queue is not closed, and the RCU read lock is held, so the SRQ is valid. By
         // the type invariant nothing else uses the memory, nor does this slot after the post.
         if let Err(refused) = unsafe { post::<T, N>(queue, self.0) } {
             report(refused);

@@ -211,7 +211,7 @@ impl wr::Op for UdOp {
     unsafe fn write(self, to: *mut bindings::ib_ud_wr) {
         let opcode = bindings::ib_wr_opcode_IB_WR_SEND;
         let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
-        // SAFETY: The caller says that `to` is valid for writes, and the handle lives for the
+        // SAFETY: The caller promises that `to` is valid for writes, and the handle lives for the
         // request.
         unsafe {
             wr::fill(to.cast(), opcode, flags, 0);

@@ -218,7 +218,7 @@ impl<'a> Success<'a> {
     #[inline]
     pub fn imm_data(&self) -> Option<u32> {
         (self.is_recv() && self.flag(bindings::ib_wc_flags_IB_WC_WITH_IMM)).then(|| {
-            // SAFETY: The flag says which member of the union is set; both are integers.
+            // SAFETY: The flag selects which member of the union is set; both are integers.
             u32::from_be(unsafe { *self.raw().ex.imm_data })
         })
     }
@@ -230,7 +230,7 @@ impl<'a> Success<'a> {
     pub fn invalidated_rkey(&self) -> Option<u32> {
         // The flag first, as most completions do not have it.
         (self.flag(bindings::ib_wc_flags_IB_WC_WITH_INVALIDATE) && self.is_recv()).then(|| {
-            // SAFETY: The flag says which member of the union is set; both are integers.
+            // SAFETY: The flag selects which member of the union is set; both are integers.
             unsafe { *self.raw().ex.invalidate_rkey }
         })
     }

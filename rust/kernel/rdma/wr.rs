@@ -204,7 +204,7 @@ impl PostTarget {
 
     /// # Safety
     ///
-    /// `raw` is a new QP of this PD and of this CQ for receives, and is there, with CQ and lock,
+    /// `raw` is a new QP of this PD and of this CQ for receives, and valid, with CQ and lock,
     /// until what is returned is gone. `qp_id` is a new number.
     pub(crate) unsafe fn new(
         raw: NonNull<bindings::ib_qp>,
@@ -853,8 +853,8 @@ impl<P> PostError<P> {
         }
     }
 
-    /// Returns the number of requests, from the first, that were posted, as far as the driver says
-    /// so.
+    /// Returns the number of requests, from the first, that were posted, as far as the driver
+    /// reports so.
     pub fn posted(&self) -> u32 {
         (self.why.get() >> 32) as u32
     }

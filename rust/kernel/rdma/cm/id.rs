@@ -387,7 +387,7 @@ impl Id {
     /// # Safety
     ///
     /// `call` is `rdma_connect_locked` or `rdma_accept`, this task has the id's handler lock, and
-    /// the private data of `param` are there.
+    /// the private data of `param` are valid.
     unsafe fn call_with_qp(
         &self,
         call: unsafe extern "C" fn(
@@ -401,8 +401,8 @@ impl Id {
         // SAFETY: The id is alive by the invariant of `RawId`, and of a reliable service, as all
         // are. The call locks what it changes.
         to_result(unsafe { bindings::rdma_set_min_rnr_timer(self.state.as_raw(), timer) })?;
-        // SAFETY: The id is alive by the invariant of `RawId`, and the caller says that it is
-        // locked, and the data are there. The call copies them, and the parameters.
+        // SAFETY: The id is alive by the invariant of `RawId`, and the caller promises that it is
+        // locked, and the data are valid. The call copies them, and the parameters.
         to_result(unsafe { call(self.state.as_raw(), &raw mut param) })
     }
 }
@@ -516,7 +516,8 @@ impl Manager for RdmaCm {
     type Async = AsyncConnect;
 
     unsafe fn disconnect(conn: &Conn<Self>, id: *mut Self::Id) -> Result {
-        // SAFETY: The caller says that the id is alive, and has had a connection, so its device.
+        // SAFETY: The caller promises that the id is alive, and has had a connection, so its
+        // device.
         let is_iwarp = unsafe { (*(*id).device).node_type } == device::NodeType::Rnic as u8;
         // `iw_cm_disconnect()` modifies the QP without a reference to it. A task that has it locked
         // destroys it or disconnects it; or it accepts, and the event of establishment
@@ -525,13 +526,15 @@ impl Manager for RdmaCm {
         if let Some(None) = guard {
             return Ok(());
         }
-        // SAFETY: The caller says that the id is alive. One that is not connected is left alone.
+        // SAFETY: The caller promises that the id is alive. One that is not connected is left
+        // alone.
         to_result(unsafe { bindings::rdma_disconnect(id) })
     }
 
     unsafe fn notify(id: *mut Self::Id) -> bool {
         let event = bindings::ib_event_type_IB_EVENT_COMM_EST;
-        // SAFETY: The caller says that the id is alive, and has had a connection, so its device.
+        // SAFETY: The caller promises that the id is alive, and has had a connection, so its
+        // device.
         unsafe {
             // For others C does nothing.
             let is_ca = (*(*id).device).node_type == device::NodeType::Ca as u8;
@@ -652,8 +655,8 @@ impl Options<'_> {
         if net.is_null() {
             return Err(ENODEV);
         }
-        // SAFETY: The caller says so of callback and context, and the client's name lives as long.
-        // The reference to the network namespace was just taken: the id takes its own.
+        // SAFETY: The caller promises so of callback and context, and the client's name lives as
+        // long. The reference to the network namespace was just taken: the id takes its own.
         let raw = unsafe {
             let raw = bindings::__rdma_create_kernel_id(
                 net,
@@ -677,8 +680,8 @@ impl Options<'_> {
     /// The id is alive, and was just created.
     unsafe fn apply(&self, id: RawId<RdmaCm>) -> Result {
         let id = id.as_ptr();
-        // SAFETY: The caller says that the id is alive; the calls lock what they change, and copy
-        // the address.
+        // SAFETY: The caller promises that the id is alive; the calls lock what they change, and
+        // copy the address.
         unsafe {
             if let Some(node_type) = self.node_type {
                 to_result(bindings::rdma_restrict_node_type(id, node_type as u8))?;
@@ -790,7 +793,7 @@ impl State {
             return Err(EBUSY);
         }
         // SAFETY: The id is alive by the invariant of `RawId`, and has no QP, as just checked. The
-        // caller says so of PD, CQs and context.
+        // caller promises so of PD, CQs and context.
         to_result(unsafe { bindings::rdma_create_qp(id, pd.as_raw(), attr) })?;
         // SAFETY: The id is alive by the invariant of `RawId`. Creation has set its QP.
         NonNull::new(unsafe { (*id).qp }).ok_or(EIO)

@@ -118,7 +118,7 @@ impl Exclusive {
 }
 
 // SAFETY: `Cell` is transparent. A claim is exclusive, as the state is not `Sync`. It is set idle
-// only as the trait says.
+// only as the trait allows.
 unsafe impl State for Exclusive {
     const SHARED: bool = false;
 
@@ -203,7 +203,7 @@ impl Shared {
 }
 
 // SAFETY: `Atomic` is transparent. A claim makes the state `BUSY` or leaves it `PREPARED` or
-// `INVALIDATING`, and none of these is claimed. It is set idle only as the trait says.
+// `INVALIDATING`, and none of these is claimed. It is set idle only as the trait allows.
 unsafe impl State for Shared {
     const SHARED: bool = true;
 

@@ -387,7 +387,7 @@ pub(crate) struct Modifier<'a> {
 }
 
 impl Modifier<'_> {
-    /// Changes what `mask` says (`ib_modify_qp`).
+    /// Changes what `mask` selects (`ib_modify_qp`).
     ///
     /// # Safety
     ///

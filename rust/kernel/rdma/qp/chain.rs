@@ -321,7 +321,7 @@ impl<const SGES: usize> Refused<'_, SGES> {
     pub(super) unsafe fn take_back(self, names_first: bool) -> (Error, Option<usize>) {
         let (error, posted) = self.why(names_first);
         if let Some(n) = posted {
-            // SAFETY: The driver says that it has posted none from this one on, and what the
+            // SAFETY: The driver reports that it has posted none from this one on, and what the
             // requests are made of is alive, as the caller promises.
             unsafe { self.links.undo(n) };
         }
@@ -442,7 +442,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
         S: Runs<P, ID>,
     {
-        // INVARIANT: The owner is there.
+        // INVARIANT: The owner is valid.
         Batch {
             qp: &self.any,
             owner: Some(owner),

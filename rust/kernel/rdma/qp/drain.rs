@@ -474,8 +474,8 @@ impl<'a> Wait<'a> {
         // SAFETY: By the type invariant of `Inner` the QP is valid.
         let reached = unsafe { &raw mut (*self.qp.raw.as_ptr()).srq_completion };
         let step = time::msecs_to_jiffies(STEP_MS);
-        // SAFETY: The core has initialised the completion of every QP, and the token says that this
-        // may sleep.
+        // SAFETY: The core has initialised the completion of every QP, and the token proves that
+        // this may sleep.
         while unsafe { bindings::wait_for_completion_timeout(reached, step) } == 0 {
             self.check()?;
         }
@@ -519,7 +519,7 @@ impl<'a> Wait<'a> {
                 Err(Refusal { error, .. }) => break Err(Unposted::Refused(error)),
             }
         };
-        // The driver says that it did not post it.
+        // The driver reports that it did not post it.
         posted.inspect_err(|_| markers.take_back(queue, cqe))
     }
 
@@ -545,7 +545,7 @@ impl<'a> Wait<'a> {
             false => None,
         };
         // SAFETY: `drain` is for a queue of this QP, as the caller promises, which is valid by the
-        // type invariant of `Inner`. The token says that this may sleep.
+        // type invariant of `Inner`. The token proves that this may sleep.
         unsafe { drain(self.qp.raw.as_ptr()) };
         drop(guard);
         // It may have found no room, and returned at once: the handlers have returned all the same.
@@ -841,7 +841,7 @@ impl Markers {
 ///
 /// # Safety
 ///
-/// Called as [`trace::completion`] says, for a request that was posted with the result of
+/// Called as [`trace::completion`] requires, for a request that was posted with the result of
 /// [`Markers::give`].
 unsafe extern "C" fn reached<const QUEUE: usize>(
     cq: *mut bindings::ib_cq,

@@ -403,7 +403,7 @@ static UNSIGNALED: bindings::ib_cqe = bindings::ib_cqe {
 ///
 /// # Safety
 ///
-/// Called as [`trace::completion`] says.
+/// Called as [`trace::completion`] requires.
 unsafe extern "C" fn unsignaled(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     // SAFETY: As the caller promises, this is the callback of the request, and `wc` its completion,
     // which was not used yet.

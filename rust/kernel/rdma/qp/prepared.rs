@@ -162,7 +162,7 @@ impl Entry {
         self.is_listed.load(Relaxed)
     }
 
-    /// Adds this to its list, unless it is there. If the end of the QP has closed that, a transfer
+    /// Adds this to its list, unless it is listed. If the end of the QP has closed that, a transfer
     /// that is prepared ends here.
     ///
     /// # Safety
@@ -186,7 +186,7 @@ impl Entry {
         unsafe { self.ctx.as_ref().take_back() };
     }
 
-    /// Removes this from its list, if it is there. From then on the QP is not destroyed before a
+    /// Removes this from its list, if it is listed. From then on the QP is not destroyed before a
     /// transfer of the context has ended.
     pub(crate) fn remove(&self) {
         let mut listed = self.list.list.lock();

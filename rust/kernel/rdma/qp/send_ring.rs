@@ -166,7 +166,7 @@ impl<P, const ID: u64, const OF: u32> Drop for RingRef<P, ID, OF> {
 ///
 /// # Safety
 ///
-/// Called as [`trace::completion`] says, once for each request that was posted with a ring's
+/// Called as [`trace::completion`] requires, once for each request that was posted with a ring's
 /// callback.
 unsafe extern "C" fn done<P: CqePointer<ID>, const ID: u64>(
     cq: *mut bindings::ib_cq,
@@ -330,7 +330,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         signaled: bool,
         reads: bool,
     ) -> PostError<P> {
-        // SAFETY: The owner is there: it is in the ring, and the last request, which would give it
+        // SAFETY: The owner is valid: it is in the ring, and the last request, which would give it
         // back, was not posted, or the driver does not say so.
         let (error, posted) = unsafe { refused.take_back(self.ring.names_first) };
         let ring = &*self.ring;

@@ -348,7 +348,7 @@ impl<T: RecvHandler> Recv<T> {
     /// The receive does not end while the result is used.
     #[inline]
     unsafe fn conn(&self) -> &Arc<T> {
-        // SAFETY: The receive has not ended, as the caller promises, so this is there.
+        // SAFETY: The receive has not ended, as the caller promises, so this is valid.
         unsafe { &*self.conn.get() }
     }
 
@@ -357,7 +357,7 @@ impl<T: RecvHandler> Recv<T> {
     /// The receive does not end while the result is used.
     #[inline]
     unsafe fn qp(&self) -> &Arc<QpOf<T>> {
-        // SAFETY: The receive has not ended, as the caller promises, so this is there.
+        // SAFETY: The receive has not ended, as the caller promises, so this is valid.
         unsafe { &*self.qp.get() }
     }
 
@@ -442,7 +442,7 @@ impl<'a, T: RecvHandler> Received<'a, T> {
     pub fn keep(self) -> Kept<T> {
         let mut this = ManuallyDrop::new(self);
         this.message.recv.withheld.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: By the type invariant `message` is there. `this` is not used or dropped again.
+        // SAFETY: By the type invariant `message` is valid. `this` is not used or dropped again.
         unsafe { ManuallyDrop::take(&mut this.message) }
     }
 }
