@@ -221,7 +221,6 @@ impl Ah {
     /// Creates the handle of an address (`rdma_create_ah`). Fails with `EINVAL` if the attributes
     /// are invalid for the port; `ENODATA` if their index of the port's GID table is not in use;
     /// `ENOMEM`, or the driver's error.
-    #[inline(never)]
     pub fn create(pd: &Pd, attr: &Attr, _cx: &Sleepable) -> Result<Self> {
         let mut attr = attr.to_raw(pd.device())?;
         let reserved = deferred::Deferred::reserve()?;
@@ -246,7 +245,6 @@ impl Ah {
     /// `ib_create_ah_from_wc`). On RoCE this resolves the route, which may take a second. Fails
     /// with `ENOENT` if the GID that the datagram was sent to was removed; `EHOSTUNREACH`,
     /// `ENETUNREACH` or `ETIMEDOUT` without a route; or the driver's error.
-    #[inline(never)]
     pub fn reply(pd: &Pd, source: &Source, _cx: &Sleepable) -> Result<Self> {
         if pd.device().port(source.port).is_none() {
             return Err(EINVAL);

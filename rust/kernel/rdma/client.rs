@@ -666,7 +666,6 @@ impl Core {
     /// # Safety
     ///
     /// `add` of this client is being called for the device.
-    #[inline(never)]
     unsafe fn add(
         &self,
         raw: *mut bindings::ib_device,
@@ -716,7 +715,6 @@ impl Core {
     /// # Safety
     ///
     /// The caller may sleep. [`Core::add`] has succeeded for the device. Called once for it.
-    #[inline(never)]
     unsafe fn begin_remove(&self, inner: Pin<&device::Inner>) -> Result<Device> {
         // Before anything here waits, as that may itself wait for the device.
         self.close(&inner);
@@ -734,7 +732,6 @@ impl Core {
     /// # Safety
     ///
     /// [`Core::close`] was called for the device.
-    #[inline(never)]
     unsafe fn release(
         &self,
         inner: Pin<KBox<device::Inner>>,
@@ -750,7 +747,6 @@ impl Core {
     }
 
     /// Waits until nothing keeps the client, and until its work items have ended. Does that once.
-    #[inline(never)]
     fn end(&self, cx: &Sleepable) {
         {
             let _cores = CORES.lock();

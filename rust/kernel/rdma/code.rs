@@ -45,7 +45,6 @@ impl Module {
 
     /// Fails with `EPERM`, and reports it, if the function at this address is code of another
     /// module than this one and those that it uses.
-    #[inline(never)]
     pub(crate) fn check(self, code: usize) -> Result {
         // SAFETY: By the type invariant the module is loaded, or null, and so are those that it
         // uses. The helper only compares.

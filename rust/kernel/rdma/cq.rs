@@ -70,7 +70,6 @@ pub struct Cq<C: PollContext> {
 /// A reference to the CQ.
 pub(crate) type Shared = deferred::Deferred<Inner>;
 
-#[inline(never)]
 fn destroy(cq: Shared, cx: &Sleepable) -> Result {
     if cq.is_polled_by_current() {
         return Err(EDEADLK);
@@ -528,7 +527,6 @@ impl Inner {
     }
 
     /// Starts a work item that does [`Inner::flush`], and returns what it sets then.
-    #[inline(never)]
     pub(crate) fn start_flush(this: &Shared) -> Result<Arc<atomic::Atomic<bool>>> {
         let flushed = Arc::new(atomic::Atomic::new(false), GFP_KERNEL)?;
         let (cq, done) = (this.clone(), flushed.clone());
@@ -552,7 +550,6 @@ impl Inner {
     ///
     /// The caller holds the poll lock, and the first `n` completions are those that were polled.
     #[cold]
-    #[inline(never)]
     fn take_markers(
         &self,
         wcs: &mut [MaybeUninit<bindings::ib_wc>],
@@ -1189,7 +1186,6 @@ impl<const N: usize> WcArray<N> {
         }
     }
 
-    #[inline(never)]
     fn dispatch_rest(&mut self) {
         self.completions().for_each(Completion::dispatch);
     }

@@ -157,7 +157,6 @@ impl Inner {
     }
 
     /// Calls `f`, a step of the removal. Not generic, so that the timer's code is this module's.
-    #[inline(never)]
     pub(crate) fn during(self: Pin<&Self>, step: removal::Step, f: &mut dyn FnMut()) {
         self.step.store(step as u32, atomic::Relaxed);
         self.secs.store(0, atomic::Relaxed);
@@ -714,7 +713,6 @@ impl<'a> Port<'a> {
     }
 
     /// Returns the next entry that is in use. Not generic, so that it is not in each ULP.
-    #[inline(never)]
     fn next_gid(&self, indices: &mut core::ops::RangeInclusive<u16>) -> Option<GidAttr> {
         for index in indices {
             match self.gid_attr(index) {

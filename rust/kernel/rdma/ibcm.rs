@@ -298,7 +298,6 @@ impl Connection {
 }
 
 /// As [`Connection::connect`], not generic.
-#[inline(never)]
 fn connect(
     qp: &qp::Inner,
     path: &Path<'_>,
@@ -625,7 +624,6 @@ pub struct Listener {
 impl Listener {
     /// Listens on a service id. Fails with `EBUSY` if there is a listener on it; `EPROTONOSUPPORT`
     /// on iWARP; `ENODEV` if the device goes; `ENOMEM`; or the manager's error.
-    #[inline(never)]
     pub fn new(
         device: &Device,
         service_id: u64,
@@ -725,7 +723,6 @@ impl Request<'_> {
         self.accept_inner(&qp.any.inner, handler, param)
     }
 
-    #[inline(never)]
     fn accept_inner(
         self,
         qp: &qp::Inner,

@@ -446,7 +446,6 @@ impl Agent {
     /// dropped. An agent that serves none receives replies only. Fails with `EINVAL` if there is no
     /// such class or port, or if one of the methods is a reply's or served by another agent;
     /// `EPROTONOSUPPORT` if the port has no MADs; `ENODEV` if the device goes; `ENOMEM`.
-    #[inline(never)]
     pub fn register(
         dev: &Device,
         port: u32,

@@ -240,7 +240,6 @@ impl Claimed {
     /// Notes the QP that the MR, which is of `pd`, is registered through from now on. Returns
     /// `false` if the QP is of another PD.
     #[cold]
-    #[inline(never)]
     fn change_qp(&mut self, pd: pd::Id, target: &wr::PostTarget) -> bool {
         if target.pd != pd {
             return false;
@@ -303,7 +302,6 @@ impl FastRegMr {
     /// As [`Region::remote_invalidated`], where it is no proof, or the first one, or the MR was
     /// registered through another QP of that CQ. `state` was claimed.
     #[cold]
-    #[inline(never)]
     fn remote_invalidated_first<S: State>(
         &self,
         claimed: &mut Claimed,
@@ -333,7 +331,6 @@ impl FastRegMr {
     ///
     /// The state is an `S`.
     #[cold]
-    #[inline(never)]
     unsafe fn set_registered<S: State>(&self) {
         // SAFETY: The state is an `S`, as the caller promises.
         unsafe { self.state::<S>() }.set_registered();
@@ -411,7 +408,6 @@ impl Mr {
     /// # Safety
     ///
     /// The memory is not used meanwhile.
-    #[inline(never)]
     unsafe fn alloc_for(memory: MemoryRef<'_>, cx: &Sleepable) -> Result<(Self, u64)> {
         let mr = Self::alloc(memory.pd(), memory.pages(), cx)?;
         // SAFETY: The MR is new, and the memory is not used meanwhile, as the caller promises.
@@ -425,7 +421,6 @@ impl Mr {
     /// # Safety
     ///
     /// The MR is idle, and neither it nor the memory is used. The range is in that, and not empty.
-    #[inline(never)]
     unsafe fn map(&self, memory: MemoryRef<'_>, range: Option<Range<usize>>) -> Result<u64> {
         if memory.pages() > self.0.pages || *memory.pd() != self.0.pd {
             return Err(EINVAL);
@@ -458,7 +453,6 @@ impl Mr {
     }
 
     /// Drops an MR and its memory, which is kept until the MR is deregistered unless it is `idle`.
-    #[inline(never)]
     fn release(self, memory: AnyMemory, idle: bool) {
         if !idle {
             self.0.kept.populate(memory);
@@ -695,7 +689,6 @@ impl<D: dma::Direction, M: OwnMemory<D>, S: State> Region<D, M, S> {
 }
 
 impl<D: dma::AnyDirection, M: Memory<D>, S: State> Drop for Region<D, M, S> {
-    #[inline(never)]
     fn drop(&mut self) {
         let idle = self.is_idle();
         // SAFETY: The region is being dropped, and is not used after this.
@@ -938,7 +931,6 @@ impl Registration {
     ///
     /// The region is alive, the request was not posted, and this was not called before.
     #[cold]
-    #[inline(never)]
     pub(crate) unsafe fn abort(&self) {
         // SAFETY: The region is alive, as the caller promises. By the type invariant the generation
         // is zero if the state is exclusive only.
@@ -1172,7 +1164,6 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
 /// `wc` is of an [`InvWr`] for the state `S`, whose owner was not taken back. `cq` is its CQ, and
 /// then C has passed `wc`, which may be written; or null if a caller has polled it.
 #[cold]
-#[inline(never)]
 unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
     // SAFETY: The request is an `InvWr` for the state `S`, and its owner, which was given up for
@@ -1203,7 +1194,6 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
 /// `wc` is the completion of an [`InvWr`] of an exclusive region that its handler was called for,
 /// and nothing else uses that.
 #[cold]
-#[inline(never)]
 pub(crate) unsafe fn undo_invalidated(wc: &Wc) {
     // SAFETY: The handler was called by `done`, so the request has the address of an MR's first
     // field. What was its owner keeps that still. The state is exclusive, as the caller promises.

@@ -158,7 +158,6 @@ pub unsafe fn set(on: bool) -> Result {
 }
 
 /// Returns whether posts are noted. In posts and polls for kernels without static branches alone.
-#[inline(never)]
 pub(crate) fn is_on() -> bool {
     NOTING.load(Relaxed)
 }
@@ -236,7 +235,6 @@ macro_rules! post {
         ///
         /// As [`trace::Queue::post`](crate::trace::Queue::post).
         #[cold]
-        #[inline(never)]
         pub(crate) unsafe fn $post(
             qp: *mut bindings::ib_qp,
             first: *const bindings::$wr,
@@ -313,7 +311,6 @@ unsafe fn note_of(wc: *const bindings::ib_wc) -> NonNull<Note> {
 ///
 /// As that says.
 #[cold]
-#[inline(never)]
 pub(crate) unsafe fn poll_cq(
     cq: *mut bindings::ib_cq,
     len: c_int,

@@ -60,7 +60,6 @@ impl Id {
 
 impl Pd {
     /// Allocates a protection domain (`ib_alloc_pd`). Fails with `ENOMEM`, or the driver's error.
-    #[inline(never)]
     pub fn alloc(dev: &Device, _cx: &Sleepable) -> Result<Self> {
         let reserved = deferred::Deferred::reserve()?;
         let mut object = dev.object(Kind::Pd);

@@ -146,7 +146,6 @@ impl AnyQp {
         self.send_poller().filter(|_| send == recv)
     }
 
-    #[inline(never)]
     fn destroy(self, cx: &Sleepable) -> Result {
         // iWARP waits for a later event of the connection.
         let waits_for_callback = self.inner.id.is_some() && self.inner.pd.device().is_iwarp();
@@ -542,7 +541,6 @@ impl Inner {
     /// The QP is destroyed. A request of it was posted with this callback, and does not complete
     /// otherwise.
     #[cold]
-    #[inline(never)]
     unsafe fn complete_lost(&self, cqe: *mut bindings::ib_cqe, queue: Queue) {
         let cq = self.queue(queue).raw.as_ptr();
         // The QP is gone. Handlers find its context in this.
@@ -580,12 +578,10 @@ impl Inner {
     /// Keeps an owner, of which requests were posted whose completion does not give it back, until
     /// the QP was drained. It is called a `T` where the QP is shown.
     #[cold]
-    #[inline(never)]
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
         self.keep(keep::Node::new(owner), core::any::type_name::<T>());
     }
 
-    #[inline(never)]
     fn keep(&self, node: Option<KBox<keep::Node>>, name: &'static str) {
         self.context.drain_list.add(node);
         self.object.add_undrained(name);
@@ -662,7 +658,6 @@ impl Inner {
 /// # Safety
 ///
 /// `qp` is valid.
-#[inline(never)]
 unsafe fn given(qp: NonNull<bindings::ib_qp>, returned: &bindings::ib_qp_cap) -> (u32, u32) {
     // SAFETY: The caller promises that `qp` is valid.
     let asked = unsafe { attr::query(qp, bindings::ib_qp_attr_mask_IB_QP_CAP) };
@@ -674,7 +669,6 @@ unsafe fn given(qp: NonNull<bindings::ib_qp>, returned: &bindings::ib_qp_cap) ->
 }
 
 /// Creates a QP. Fails as [`Qp::create`].
-#[inline(never)]
 fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<AnyQp> {
     let (pd, send_cq, recv_cq) = (parts.pd, parts.send_cq, parts.recv_cq);
     let dev = pd.device();
@@ -1038,7 +1032,6 @@ impl Transfers {
     }
 
     #[cold]
-    #[inline(never)]
     fn ended(&self, user: *mut bindings::ib_cqe) -> *mut bindings::ib_cqe {
         self.ended.complete();
         user

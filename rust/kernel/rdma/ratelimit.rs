@@ -36,7 +36,6 @@ impl Ratelimit {
 
     /// Counts a message. Returns whether it is to be printed (`__ratelimit`); how many were not in
     /// the interval before is printed first. Any context.
-    #[inline(never)]
     pub fn check(&self) -> bool {
         // SAFETY: The function reads a number that is set since boot.
         let now = unsafe { bindings::ktime_get_seconds() } as u64 / INTERVAL;

@@ -74,7 +74,6 @@ impl Removal {
     }
 
     /// Takes an object out, if it is listed. Costs the same however many there are.
-    #[inline(never)]
     pub(crate) fn remove(&self, object: &dyn OnRemoval) {
         let mut list = self.list.lock();
         let index = object.place().0.xchg(u32::MAX, atomic::Relaxed) as usize;
@@ -92,7 +91,6 @@ impl Removal {
     }
 
     /// Closes the list, and ends all waits for its objects with `ENODEV`: none begins after that.
-    #[inline(never)]
     pub(crate) fn close(&self) {
         let mut list = self.list.lock();
         list.closed = true;

@@ -537,7 +537,6 @@ impl Inner {
     }
 
     #[cold]
-    #[inline(never)]
     fn restore(&mut self) {
         for end in self.ends.take().iter().flatten() {
             end.restore();
@@ -650,7 +649,6 @@ impl RawCtx {
 
     /// Ends the claim of the caller.
     #[cold]
-    #[inline(never)]
     fn not_mapped(&self, error: Error) -> Error {
         // SAFETY: The caller has claimed this, which keeps all others from `inner`.
         let inner = unsafe { &mut *self.inner.get() };
@@ -718,7 +716,6 @@ impl RawCtx {
     ///
     /// `qp` is valid.
     #[cold]
-    #[inline(never)]
     unsafe fn claim_stale(&self, qp: NonNull<bindings::ib_qp>, state: usize) -> Result {
         let at = qp.as_ptr() as usize;
         let stale = at | RwState::PREPARED | RwState::STALE;
@@ -824,7 +821,6 @@ impl RawCtx {
     ///
     /// As of [`RawCtx::finish`]. There is a transfer, of `qp`.
     #[cold]
-    #[inline(never)]
     unsafe fn lose(&self, qp: NonNull<bindings::ib_qp>) {
         // SAFETY: The caller promises that nothing else uses this.
         let inner = unsafe { &mut *self.inner.get() };
@@ -1110,7 +1106,6 @@ unsafe fn post(
 /// whose context the caller has claimed, and named the first as the one that it refused. If the
 /// context is gone, that is null.
 #[cold]
-#[inline(never)]
 unsafe fn refused(
     ctx: NonNull<RawCtx>,
     [bad, first]: &[*const bindings::ib_send_wr; 2],
@@ -1146,7 +1141,6 @@ unsafe fn refused(
 /// # Safety
 ///
 /// The context is valid, and `target` is that of a QP to which the caller has a reference.
-#[inline(never)]
 unsafe fn prepare(ctx: &RawCtx, extents: Extents, target: &wr::PostTarget) -> Result {
     let (qp, at, dir) = (target.raw, target.raw.as_ptr() as usize, extents.dir);
     if extents.range.is_none() && ctx.state.claim(target.rw_idle, at).is_ok() {
@@ -1182,7 +1176,6 @@ unsafe fn prepare(ctx: &RawCtx, extents: Extents, target: &wr::PostTarget) -> Re
 /// `qp` is valid. The context, and the memory of what is `posted`, stays where it is until that has
 /// completed to `user`, if this succeeds, or, if it fails in part, until the QP is drained.
 /// `posted.then` is null or an initialised request.
-#[inline(never)]
 unsafe fn begin(
     ctx: NonNull<RawCtx>,
     extents: Option<Extents>,
@@ -1370,7 +1363,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// Posting `ctx`, whose owner keeps it and was given up for `user`, has failed so.
     #[cold]
-    #[inline(never)]
     unsafe fn not_posted<P, const ID: u64>(
         &self,
         ctx: NonNull<RawCtx>,

@@ -697,7 +697,6 @@ impl MappedList {
     ///
     /// The table is of a list that [`SgOwner::sgl`] has returned. Its owner exists until the list
     /// is dropped.
-    #[inline(never)]
     unsafe fn new(
         pd: Pd,
         mut table: bindings::sg_table,

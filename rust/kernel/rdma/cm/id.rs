@@ -59,7 +59,6 @@ impl Id {
     /// Creates an id for an active connection (`rdma_create_id`). Fails with `ENOMEM`, or the
     /// connection manager's error; with `ENODEV` if the network namespace is being dismantled; and
     /// for a source address with `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if no device has it.
-    #[inline(never)]
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = deferred::Deferred::reserve()?;
         let conn = Conn::new(cm::State::Idle)?;
@@ -1113,7 +1112,6 @@ impl Listener {
 
     /// Listens on `addr`, as [`Listener::new`], in the way that `options` say. Fails as that does;
     /// with `EINVAL` for a source address; and with `ENODEV` if the namespace is being dismantled.
-    #[inline(never)]
     pub fn with(
         client: &ClientRef,
         addr: SocketAddr,
@@ -1251,7 +1249,6 @@ impl Request<'_> {
 
     /// Takes the connection's id, to be accepted or rejected now or later; dropping it refuses.
     /// Refuses and fails with `ENODEV` if the device is not the client's, or `ENOMEM`.
-    #[inline(never)]
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
         let conn = Conn::new(cm::State::Requested)?;
         let reserved = deferred::Deferred::reserve()?;

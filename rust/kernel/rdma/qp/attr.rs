@@ -392,7 +392,6 @@ impl Modifier<'_> {
     /// # Safety
     ///
     /// The attributes are complete for this mask, and what they point to is valid.
-    #[inline(never)]
     pub(crate) unsafe fn modify(
         &mut self,
         attr: &mut bindings::ib_qp_attr,

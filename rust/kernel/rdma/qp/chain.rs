@@ -523,7 +523,6 @@ impl AnyQp {
     /// The driver has refused requests that were made of what the owner has; the last of them was
     /// to complete to `cqe`, which is the owner's.
     #[cold]
-    #[inline(never)]
     unsafe fn take_back<P, const ID: u64, const SGES: usize>(
         &self,
         refused: Refused<'_, SGES>,
@@ -549,7 +548,6 @@ impl AnyQp {
 
     /// Keeps the owner of requests that were posted until the QP was drained.
     #[cold]
-    #[inline(never)]
     fn keep_posted<P: CqePointer<ID>, const ID: u64>(&self, mut e: PostError<P>) -> PostError<P> {
         if e.posted() > 0 {
             if let Some(owner) = e.owner.take() {
@@ -569,7 +567,6 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
 
     /// Gives the batch up, for this error.
     #[cold]
-    #[inline(never)]
     pub fn into_error(mut self, error: Error) -> PostError<P> {
         let error = PostError::in_part(self.owner.take(), self.posted(), error);
         self.qp.keep_posted(error)

@@ -256,7 +256,6 @@ impl Builder {
     }
 
     /// Adds the next request, of this QP.
-    #[inline(never)]
     fn add(&mut self, qp: &AnyQp) -> Result {
         let (id, dev) = (qp.target.qp_id, qp.inner.pd.device());
         if self.device.get_or_insert_with(|| dev.clone()) != dev {
@@ -273,7 +272,6 @@ impl Builder {
         Ok(())
     }
 
-    #[inline(never)]
     fn finish(self, entries: KBox<dyn Entries>) -> Result<deferred::Deferred<Inner>> {
         let reserved = deferred::Deferred::reserve()?;
         let object = self.device.ok_or(EINVAL)?.object(refs::Kind::Requests);
@@ -490,7 +488,6 @@ impl<T> Requests<T> {
 
     /// Takes a request other than `from`, which is in flight.
     #[cold]
-    #[inline(never)]
     fn take_other(&mut self, from: NonNull<Entry<T>>) -> Option<Taken<T>> {
         while self.next != from {
             // SAFETY: By the type invariant this is an entry.

@@ -392,14 +392,12 @@ impl<T: RecvHandler> Recv<T> {
 /// Tells the connection that a receive has failed. Not inlined, so that nothing is saved for it
 /// when a message has come.
 #[cold]
-#[inline(never)]
 fn failed<T: RecvHandler>(recv: RecvRef<T>, error: WcError) {
     recv.end().conn.as_arc_borrow().failed(error);
 }
 
 /// Tells the connection that a receive was not posted again.
 #[cold]
-#[inline(never)]
 fn refused<T: RecvHandler>(refused: PostError<RecvRef<T>>) {
     let error = refused.error();
     if let Some(recv) = refused.owner {

@@ -159,7 +159,6 @@ impl<W: Send + 'static> Room<W> {
     }
 
     #[cold]
-    #[inline(never)]
     fn wait(&self, count: u32, owner: W) -> Result<Option<W>, PostError<W>> {
         let places = &self.0.places;
         if count > places.total() {
@@ -190,7 +189,6 @@ impl<W: Send + 'static> Room<W> {
     }
 
     #[cold]
-    #[inline(never)]
     fn resume(&self, mut resume: impl FnMut(W)) {
         let Inner { places, line } = &*self.0;
         if places.trim() {

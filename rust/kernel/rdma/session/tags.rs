@@ -236,7 +236,6 @@ impl<X: Exchange> SlotRef<X> {
 
     /// Notes a half that is back where handlers may run at the same time.
     #[cold]
-    #[inline(never)]
     fn stray(self, half: Half) {
         if self.state.stray(half) {
             // INVARIANT: The caller holds the tag, as `State::stray` says.
@@ -378,7 +377,6 @@ impl<X: Exchange> Table<X> {
     ///
     /// The caller holds the tag, which is of this table, and does not use it or the table any more.
     #[cold]
-    #[inline(never)]
     unsafe fn put_locked(this: NonNull<Self>, word: &Word, bit: usize) {
         let give_up = |table: &Self, locked: &mut Locked| {
             word.put_locked(bit);
@@ -543,7 +541,6 @@ impl<X: Exchange> Tag<X> {
     /// The driver has refused a request, after `posted` that it did not. If it does not say which,
     /// the last one may complete.
     #[cold]
-    #[inline(never)]
     fn refused(slot: SlotRef<X>, error: Error, posted: Option<usize>) -> PostError<Self> {
         if posted.is_some() {
             debug::deactivate((&raw const slot.cqe).cast_mut().cast());
@@ -664,7 +661,6 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 pub struct Tags<X: Exchange>(Handle<X>);
 
 /// Returns the words of `count` tags, which are free. Not generic, so that it is not in each ULP.
-#[inline(never)]
 fn words(count: u32) -> Result<KVec<Word>> {
     let mut words = KVec::new();
     for first in (0..count).step_by(TAGS as usize) {
@@ -819,7 +815,6 @@ impl<X: Exchange> Tags<X> {
     }
 
     #[cold]
-    #[inline(never)]
     fn wait_locked(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Tag<X>> {
         let table = &*self.0;
         let mut guard = table.lock.lock();

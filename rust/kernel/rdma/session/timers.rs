@@ -394,7 +394,6 @@ impl Attempts {
 
 impl Reconnect {
     /// Allocates what attempts need. Fails with `ENOMEM`.
-    #[inline(never)]
     pub fn new(client: &ClientRef, backoff: Backoff) -> Result<Self> {
         let init = pin_init!(Attempts {
             client: client.clone(),
@@ -414,7 +413,6 @@ impl Reconnect {
         self.start_any(connector)
     }
 
-    #[inline(never)]
     fn start_any(&self, connector: Arc<dyn Connector>) -> Result {
         let mut state = self.0.sleeper.state.lock();
         if state.stopped {

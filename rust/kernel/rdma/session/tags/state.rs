@@ -130,7 +130,6 @@ impl State {
     }
 
     #[cold]
-    #[inline(never)]
     fn end_all(&self) -> bool {
         self.end(SEND | REPLY)
     }
