@@ -73,6 +73,23 @@ mod tests {
         Ok(())
     }
 
+    /// Those that are aligned are written as words, others byte by byte.
+    #[test]
+    fn words_are_written_at_each_offset() -> Result {
+        let env = Env::new()?;
+        let mut buf = buf::<Bidirectional>(&env, 32)?;
+        let word = 0x0102_0304_0506_0708_u64.to_le_bytes();
+        for offset in 0..=24 {
+            buf.cpu().fill(0);
+            buf.write(offset, &word)?;
+            let bytes = buf.cpu();
+            check!(bytes[offset..offset + 8] == word);
+            check_eq!(bytes.iter().filter(|byte| **byte != 0).count(), word.len());
+        }
+        check_err!(buf.write(25, &word), EINVAL);
+        Ok(())
+    }
+
     #[test]
     fn buffers_of_a_piece_are_apart() -> Result {
         let env = Env::new()?;

@@ -264,6 +264,20 @@ impl<D: Direction> Lent<D> {
     }
 }
 
+/// Writes bytes to where no word may be written.
+///
+/// # Safety
+///
+/// `to` is valid for writes of as many bytes.
+#[cold]
+#[inline(never)]
+unsafe fn write_bytes(to: *mut c_void, bytes: &[u8]) {
+    for (n, byte) in bytes.iter().enumerate() {
+        // SAFETY: `n` is less than the number of bytes that `to` is valid for.
+        unsafe { to.cast::<u8>().add(n).write_volatile(*byte) };
+    }
+}
+
 impl<D: DeviceReads> Buf<D> {
     /// Writes a message to the beginning of the buffer, one part behind the other, for
     /// [`Buf::filled`]. Fails with `EMSGSIZE` if there is no room for it: the buffer is as it was.
@@ -311,19 +325,20 @@ impl<D: DeviceReads> Buf<D> {
             )
         };
         let to = self.mapped.bytes(offset, N)?;
-        let from = bytes.as_ptr();
         // SAFETY: Both ranges are `N` bytes, of the memory and of `bytes`. A shared reference gives
         // no other access to the former but this one and copies by C, and this is volatile, as
         // WRITE_ONCE(): what is read or written meanwhile is torn at worst.
         unsafe {
-            if const { N % 8 != 0 } {
-                to.cast::<[u8; N]>().write_volatile(*bytes);
-            } else {
-                // The compiler would load all of them before it stores one.
+            if const { N % 8 == 0 } && to.cast::<u64>().is_aligned() {
+                // Of an array the compiler would store each word twice.
                 for n in 0..N / 8 {
-                    let word = from.cast::<[u8; 8]>().add(n).read();
-                    to.cast::<[u8; 8]>().add(n).write_volatile(word);
+                    let word = bytes.as_ptr().cast::<u64>().add(n).read_unaligned();
+                    to.cast::<u64>().add(n).write_volatile(word);
                 }
+            } else if const { N % 8 == 0 } {
+                write_bytes(to, bytes);
+            } else {
+                to.cast::<[u8; N]>().write_volatile(*bytes);
             }
         }
         self.mapped.sync_for_device(offset, N);
