@@ -29,7 +29,9 @@ use kernel::{
     prelude::*, //
 };
 use rdma::{
+    dma::OneWay,
     prelude::*,
+    qp::Chain,
     sg::SgMap,
     wr::SgeList, //
 };
@@ -99,6 +101,36 @@ impl Sides {
         let mut read = null.one(&sent)?;
         read.ok()?;
         read.bytes()
+    }
+}
+
+/// A command whose data are written into the request in place.
+#[derive(HasCqe)]
+struct InPlace {
+    cqe: Cqe<Self>,
+    capsule: Buf<ToDevice>,
+    data: SgMap<Payload, OneWay>,
+}
+
+impl CqeHandler for InPlace {
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = context::Atomic;
+
+    fn done(_: Self::Pointer, _: &Wc, _: &context::Atomic) {}
+}
+
+impl InPlace {
+    /// Sends `capsule` with `data`, in a chain whose requests have so many entries.
+    fn send<const SGES: usize>(
+        qp: &Qp<Softirq>,
+        capsule: Buf<ToDevice>,
+        data: SgMap<Payload, OneWay>,
+    ) -> Result {
+        let cqe = Cqe::new();
+        let owner = KBox::pin(Self { cqe, capsule, data }, GFP_KERNEL)?;
+        Ok(qp.post_chain(owner, |o, chain: &mut Chain<'_, 1, SGES>| {
+            chain.push_with_data(o.capsule.whole(), &o.data)
+        })?)
     }
 }
 
@@ -191,6 +223,46 @@ mod tests {
         check_err!(data.sges::<3>().map(drop), EACCES);
         let mut list = SgeList::<_, 4>::new(capsule.whole());
         check_err!(data.append_to(&mut list), EACCES);
+        Ok(())
+    }
+
+    #[test]
+    fn data_go_with_the_command_in_place() -> Result {
+        let (sides, received) = (Sides::new()?, Inbox::new()?);
+        let (env, bytes) = (&sides.null.env, pattern(PAGE_SIZE + 9)?);
+        let zeroes = KVec::from_elem(0, bytes.len() + 3, GFP_KERNEL)?;
+        recv(&sides.null.a, env.message(&received, &zeroes)?)?;
+        let capsule = || {
+            let mut capsule = Buf::alloc(&env.pd, 3, &env.cx)?;
+            capsule.cpu().copy_from_slice(b"cmd");
+            Ok::<_, Error>(capsule)
+        };
+        let data = |is_write| Ok::<_, Error>(SgMap::new(&env.pd, Payload::new(is_write, &bytes)?)?);
+        // One entry is for the command.
+        check_err!(
+            InPlace::send::<2>(&sides.null.b, capsule()?, data(true)?),
+            ENOSPC
+        );
+        check_err!(
+            InPlace::send::<3>(&sides.null.b, capsule()?, data(false)?),
+            EACCES
+        );
+        let other = Pd::alloc(env.pd.device(), &env.cx)?;
+        let foreign = SgMap::new(&other, Payload::new(true, &bytes)?)?;
+        check_err!(
+            InPlace::send::<3>(&sides.null.b, capsule()?, foreign),
+            EINVAL
+        );
+        let foreign = Buf::alloc(&other, 3, &env.cx)?;
+        check_err!(
+            InPlace::send::<3>(&sides.null.b, foreign, data(true)?),
+            EINVAL
+        );
+        InPlace::send::<3>(&sides.null.b, capsule()?, data(true)?)?;
+        let mut message = sides.null.one(&received)?;
+        check_eq!(message.ok()?.byte_len, 3 + bytes.len());
+        check!(message.bytes()?[..3] == *b"cmd");
+        check!(message.bytes()?[3..] == bytes[..]);
         Ok(())
     }
 

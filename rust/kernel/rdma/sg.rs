@@ -677,6 +677,30 @@ pub(crate) unsafe fn cut(
     }
 }
 
+/// Maps a list; returns its number of bytes, and of pages at the most. Not inlined, so that it is
+/// not in each ULP. It does not return the list, so that the caller makes that in its place.
+///
+/// # Safety
+///
+/// The table is of a list that [`SgOwner::sgl`] has returned, which is not mapped, and its owner is
+/// there. The device is registered.
+#[inline(never)]
+unsafe fn map_table(
+    dev: *mut bindings::ib_device,
+    table: &mut bindings::sg_table,
+    dir: bindings::dma_data_direction,
+) -> Result<(u32, u32)> {
+    // SAFETY: The list is valid and not mapped, and the device is registered, as the caller
+    // promises.
+    unsafe {
+        let extent = extent(table)?;
+        match bindings::rdma_helper_dma_map_sgtable(dev, table, dir) {
+            0 => Ok(extent),
+            _ => Err(EIO),
+        }
+    }
+}
+
 /// A list that is mapped.
 ///
 /// # Invariants
@@ -697,6 +721,7 @@ impl MappedList {
     ///
     /// The table is of a list that [`SgOwner::sgl`] has returned. Its owner exists until the list
     /// is dropped.
+    #[inline]
     unsafe fn new(
         pd: Pd,
         mut table: bindings::sg_table,
@@ -705,13 +730,7 @@ impl MappedList {
         let dev = pd.device().as_raw();
         // SAFETY: `SgOwner::sgl` has returned the list, so it is valid and not mapped. The device
         // is registered while `pd` lives.
-        let (len, pages) = unsafe {
-            let extent = extent(&table)?;
-            if bindings::rdma_helper_dma_map_sgtable(dev, &raw mut table, dir) != 0 {
-                return Err(EIO);
-            }
-            extent
-        };
+        let (len, pages) = unsafe { map_table(dev, &mut table, dir) }?;
         // INVARIANT: The list was just mapped for the PD's device, which is valid while `pd` is.
         // The memory is valid, as the caller promises. A request borrows it from its owner, and the
         // region that it may have been of ends before this is dropped, so nothing uses it then.
@@ -751,6 +770,27 @@ impl MappedList {
         }
         *len += count;
         Ok(())
+    }
+
+    /// Writes C's entries for all of the memory, and returns their number. Fails as
+    /// [`SgMap::append_to`]. Not inlined, so that it is not in each ULP.
+    #[inline(never)]
+    pub(crate) fn write_sges(&self, to: &mut [MaybeUninit<bindings::ib_sge>]) -> Result<usize> {
+        // To some devices the highest bit of a length has another meaning.
+        if self.len > i32::MAX as u32 {
+            return Err(EINVAL);
+        }
+        let table = &self.mapping.0.table;
+        let (count, mut sg) = (table.nents as usize, table.sgl);
+        let room = to.get_mut(..count).and_then(|room| room.split_first_mut());
+        let (to, rest) = room.ok_or(ENOSPC)?;
+        to.write(self.sge(sg).to_raw());
+        for to in rest {
+            // SAFETY: By the invariant of `Mapping` the list has so many entries that are mapped.
+            sg = unsafe { bindings::sg_next(sg) };
+            to.write(self.sge(sg).to_raw());
+        }
+        Ok(count)
     }
 
     /// Returns an entry for one of the list, which is mapped.

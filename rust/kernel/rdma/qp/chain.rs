@@ -14,9 +14,14 @@ use crate::{
         Runs, //
     },
     debug,
+    dma::OneWay,
     mr,
     prelude::internal::*,
     qp::Qp,
+    sg::{
+        SgMap,
+        SgOwner, //
+    },
     trace,
     wr::{
         self,
@@ -240,9 +245,72 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
             // INVARIANT: The request was just written.
             slot.registration.write(registration);
         }
-        let wr = slot.wr();
-        // SAFETY: The request was just written, and so was the one before, by the type invariant.
+        // SAFETY: The request was just written.
+        unsafe { self.link(n) };
+        Ok(output)
+    }
+
+    /// Adds a message of a header and of all of a list's memory behind it at the end: the one that
+    /// [`SgMap::append_to`] makes the list for, which is written in place. Fails as that, and as
+    /// [`Chain::push`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{dma::*, qp::Chain, sg::{SgMap, SgOwner}};
+    /// /// Adds a command, and the data of a write that has up to four segments with it.
+    /// fn write<'a, O: SgOwner<OneWay>>(
+    ///     chain: &mut Chain<'a, 1, 5>,
+    ///     command: &'a Buf<ToDevice>,
+    ///     data: &'a SgMap<O, OneWay>,
+    /// ) -> Result {
+    ///     chain.push_with_data(command.whole(), data)
+    /// }
+    /// ```
+    #[inline]
+    pub fn push_with_data<O: SgOwner<OneWay>>(
+        &mut self,
+        header: wr::Sge<'a>,
+        data: &'a SgMap<O, OneWay>,
+    ) -> Result {
+        let n = self.links.len;
+        if n >= LINKS {
+            return Err(ENOSPC);
+        }
+        if header.pd != self.target.pd || data.list.pd.id() != self.target.pd {
+            return Err(EINVAL);
+        }
+        if !data.is_to_device() {
+            return Err(EACCES);
+        }
+        // SAFETY: By the type invariant the slots are valid, and `n` is less than `LINKS`, as just
+        // checked.
+        let slot = unsafe { &mut *self.links.slots.add(n) };
+        let (first, rest) = slot.sges.split_first_mut().ok_or(ENOSPC)?;
+        first.write(header.to_raw());
+        let count = data.list.write_sges(rest)?.wrapping_add(1);
+        let (wr, sges) = (slot.wr(), slot.sges.as_mut_ptr().cast());
+        // SAFETY: There is room for a request of every kind. All that a SEND has is written here.
         unsafe {
+            (*wr).sg_list = sges;
+            (*wr).num_sge = count as c_int;
+            wr::fill(wr, bindings::ib_wr_opcode_IB_WR_SEND, 0, 0);
+            self.link(n);
+        }
+        Ok(())
+    }
+
+    /// Links request number `n` to the one before it.
+    ///
+    /// # Safety
+    ///
+    /// There are `n` requests so far, and a slot behind them with a request that was just written.
+    #[inline]
+    unsafe fn link(&mut self, n: usize) {
+        // SAFETY: The request was just written, as the caller promises, and so was the one before,
+        // by the type invariant.
+        unsafe {
+            let wr = self.links.wr(n);
             self.reads |= (*wr).opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ;
             post::signal(wr, None);
             if n > 0 {
@@ -251,7 +319,6 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
         }
         // INVARIANT: Written and linked.
         self.links.len = n + 1;
-        Ok(output)
     }
 
     /// Posts the chain, signaled at its end if there is a `tail` callback for that. Where posts are
