@@ -103,8 +103,7 @@ use rdma::{
     wr::{
         PostError,
         Remote,
-        SendWr,
-        SgeList, //
+        SendWr, //
     }, //
 };
 use zerocopy::byteorder::little_endian::U16;
@@ -237,12 +236,17 @@ impl Waiting {
 impl Posted {
     /// Writes a command of nvme-core, all but the descriptor of its data.
     fn write(&self, command: &[u8; COMMAND], id: TagId) -> Result {
-        let [_, flags, ..] = command;
-        let flags = flags | bindings::NVME_CMD_SGL_METABUF as u8;
-        let id = id.generation << TAG_BITS | id.index;
-        self.capsule.write(0, command)?;
-        self.capsule.write(offset_of!(Command, flags), &[flags])?;
-        (self.capsule).write(offset_of!(Command, command_id), &id.to_le_bytes())
+        const FLAGS: usize = 8 * offset_of!(Command, flags);
+        const COMMAND_ID: usize = 8 * offset_of!(Command, command_id);
+        // In two writes, as each has its bounds checked and is synchronised.
+        let (first, rest) = command.split_first_chunk().ok_or(EINVAL)?;
+        let id = u64::from(id.generation << TAG_BITS | id.index);
+        let first = u64::from_le_bytes(*first) & !(u64::from(u16::MAX) << COMMAND_ID)
+            | u64::from(bindings::NVME_CMD_SGL_METABUF) << FLAGS
+            | id << COMMAND_ID;
+        self.capsule.write(0, &first.to_le_bytes())?;
+        let rest: &[u8; COMMAND - 8] = rest.first_chunk().ok_or(EINVAL)?;
+        self.capsule.write(8, rest)
     }
 
     /// Writes the descriptor of the command's data.
@@ -663,11 +667,12 @@ impl Queue {
         let payload = rq.map()?;
         let is_inline = is_inline && payload.entries() <= self.inline_segments;
         let pd = waiting.pd.take().unwrap_or_else(|| self.pd.clone());
-        let memory = SgMap::with_pd(pd, payload).map_err(|e| (e.owner.into_rq(), e.error))?;
+        // Once for each kind, so that what is sent with the command is made in its place.
         if is_inline {
-            posted.data = Data::Inline(memory);
+            posted.data = Data::Inline(Self::map(pd, payload)?);
             return Ok(());
         }
+        let memory = Self::map(pd, payload)?;
         let Some(mr) = waiting.mr.take() else {
             return Err((waiting.unmap(memory), EIO));
         };
@@ -679,6 +684,12 @@ impl Queue {
             }
         }
         Ok(())
+    }
+
+    /// Maps the data of a request, or gives it back.
+    #[inline(always)]
+    fn map(pd: Pd, payload: Payload) -> Result<Memory, (Rq, Error)> {
+        SgMap::with_pd(pd, payload).map_err(|e| (e.owner.into_rq(), e.error))
     }
 
     /// A command was not posted.
@@ -742,9 +753,7 @@ impl Queue {
                 Data::None => posted.describe(Descriptor::null())?,
                 Data::Inline(memory) => {
                     posted.describe(Descriptor::inline(len))?;
-                    let mut sges = SgeList::<_, SGES>::new(posted.capsule.whole());
-                    memory.append_to(&mut sges)?;
-                    return chain.push(SendWr::send(sges));
+                    return chain.push_with_data(posted.capsule.whole(), memory);
                 }
                 Data::Keyed(region) => {
                     let remote = chain.push(RegWr::remote_one_way(region))?;
