@@ -5,7 +5,8 @@
 //! | key       | value                                                            | default    |
 //! |-----------|------------------------------------------------------------------|------------|
 //! | `load`    | `send_lat`, `write_lat`, `read_lat`, `send_rate`, `write_rate`,  |            |
-//! |           | `read_rate`, `void_rate`, `reg_rate`, `call_rate`, `tag_rate`,   |            |
+//! |           | `read_rate`, `void_rate`, `queue_rate`, `pool_rate`, `reg_rate`, |            |
+//! |           | `call_rate`, `tag_rate`,                                         |            |
 //! |           | `rw_read_rate`, `rw_write_rate`, `connect_rate`, `qp_rate`,      |            |
 //! |           | `cq_rate`                                                        | `send_lat` |
 //! | `device`  | the device of the client's end                                   | `rxe0`     |
@@ -24,8 +25,8 @@
 //! | `addr`    | address to connect to                                            | 127.0.0.1  |
 //! | `port`    | its port                                                         | 7471       |
 //! | `hold`    | 1: keep everything once it was measured, or set up, until 0 is   |            |
-//! |           | written to `held` (`void_rate`, `connect_rate`, `qp_rate`,       |            |
-//! |           | `cq_rate`)                                                       | 0          |
+//! |           | written to `held` (`void_rate`, `queue_rate`, `pool_rate`,       |            |
+//! |           | `connect_rate`, `qp_rate`, `cq_rate`)                            | 0          |
 
 use crate::link;
 use core::{
@@ -89,6 +90,8 @@ names! {
         WriteRate = "write_rate",
         ReadRate = "read_rate",
         VoidRate = "void_rate",
+        QueueRate = "queue_rate",
+        PoolRate = "pool_rate",
         RegRate = "reg_rate",
         CallRate = "call_rate",
         TagRate = "tag_rate",
@@ -266,7 +269,12 @@ impl<'a> Args<'a> {
         let is_void = load == Load::VoidRate && context.is_polled();
         let holds = matches!(
             load,
-            Load::VoidRate | Load::ConnectRate | Load::QpRate | Load::CqRate
+            Load::VoidRate
+                | Load::QueueRate
+                | Load::PoolRate
+                | Load::ConnectRate
+                | Load::QpRate
+                | Load::CqRate
         );
         let max_size = if is_lat { 1 << 16 } else { 1 << 20 };
         let args = Self {

@@ -178,7 +178,13 @@ pub(crate) fn between(
         let end = End::new(&dev, qps, caps, args.transfers(), args.context, cx)?;
         ends.push_within_capacity(end)?;
     }
-    let run = Run::new(qps.saturating_mul(args.depth) as usize)?;
+    // Requests in arrays, and those that the caller takes back, are not kept by the run.
+    let kept = match args.load {
+        Load::QueueRate | Load::PoolRate => 0,
+        Load::VoidRate if args.context.is_polled() => 0,
+        _ => qps.saturating_mul(args.depth),
+    };
+    let run = Run::new(kept as usize)?;
     let result = body(args, &mut ends, &run, report, cx);
     // Owners have references to their QPs. Those that are still posted come back flushed.
     run.dismiss();

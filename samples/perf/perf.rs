@@ -19,10 +19,11 @@
 //! - `args.rs` and `control.rs`: what can be asked for, and how.
 //! - `end.rs` and `link.rs`: what an end is made of, and how the QPs of two ends are connected.
 //! - `poll.rs` and `run.rs`: how completions are come by, and how a run ends.
-//! - `latency.rs` with `laps.rs`, `rate.rs`, `void.rs`, `reg.rs`, `call.rs`, `rw.rs`, `connect.rs`,
-//!   `setup.rs`: the loads.
+//! - `latency.rs` with `laps.rs`, `rate.rs`, `void.rs`, `array.rs`, `reg.rs`, `call.rs`, `rw.rs`,
+//!   `connect.rs`, `setup.rs`: the loads.
 
 mod args;
+mod array;
 mod call;
 mod connect;
 mod control;

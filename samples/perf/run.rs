@@ -7,6 +7,7 @@ use crate::{
         Args,
         Load, //
     },
+    array,
     call,
     connect,
     laps::Times,
@@ -409,6 +410,7 @@ pub(crate) fn run(
         Load::SendRate | Load::WriteRate | Load::ReadRate | Load::VoidRate => {
             rate::run(client, args, report, cx)
         }
+        Load::QueueRate | Load::PoolRate => array::run(client, args, report, cx),
         Load::RegRate => reg::run(client, args, report, cx),
         Load::CallRate | Load::TagRate => call::run(client, args, report, cx),
         Load::RwReadRate | Load::RwWriteRate => rw::run(client, args, report, cx),

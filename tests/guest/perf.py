@@ -17,6 +17,7 @@ CONTEXTS = ("direct", "batch", "static", "softirq", "workqueue", "unbound_workqu
 POLLED = CONTEXTS[:3]
 LATENCIES = ("send_lat", "write_lat", "read_lat")
 SET_UP = ("connect_rate", "qp_rate", "cq_rate")
+ARRAYS = ("queue_rate", "pool_rate")
 LOADS = (*LATENCIES, "send_rate", "write_rate", "read_rate", "reg_rate")
 NULL = Path("/sys/kernel/debug/rdma_null/null0")
 
@@ -33,6 +34,8 @@ BAD = {
     "depth=1025": errno.EINVAL,
     "depth=4 signal=5": errno.EINVAL,
     **{f"load=void_rate context={c} signal=2": errno.EINVAL for c in POLLED},
+    **{f"load={load} device=null0 signal=2": errno.EINVAL for load in ARRAYS},
+    **{f"load={load} device=null0 context=batch": errno.EINVAL for load in ARRAYS},
     "qps=0": errno.EINVAL,
     "timeout=32": errno.EINVAL,
     "qps=16385": errno.EINVAL,
@@ -122,6 +125,11 @@ def every_load(name, contexts=CONTEXTS, largest=1 << 20):
             result = perf.check("void_rate", device="null0", context=context, signal=signal, qps=8)
             assert result["posts"] == signal * result["completions"], f"{context}: {result}"
             assert all((result[k] > 0) == polled for k in ("post_ns", "poll_ns")), f"{context}: {result}"
+            for load in ARRAYS if context != "batch" else ():
+                for count in (3, 100):
+                    result = perf.check(load, count=count, device="null0", context=context, qps=4, depth=4)
+                    assert result["posts"] == result["completions"], f"{load}, {context}: {result}"
+                    assert (result["poll_ns"] > 0) == polled, f"{load}, {context}: {result}"
         perf.check("connect_rate", count=3, addr="2001:db8::1")
         perf.check("connect_rate", count=8, qps=4, addr="192.0.2.1")
         for context in set(contexts) - {*POLLED}:
@@ -136,7 +144,7 @@ def holding(name):
     """What is held stays until it is let go, and a second run goes on meanwhile."""
     with null(), module(name):
         perf, second = Perf(name), Perf(f"{name}/second")
-        for load in ("void_rate", "qp_rate", "cq_rate", "connect_rate"):
+        for load in ("void_rate", *ARRAYS, "qp_rate", "cq_rate", "connect_rate"):
             device = "rxe0" if load == "connect_rate" else "null0"
             text = f"load={load} device={device} addr=192.0.2.1 qps=4 count=4 warmup=0 hold=1"
             ended = []
@@ -163,7 +171,7 @@ def refusals(name):
             failed = perf.run(text)
             assert failed == number, f"{text[:80]}: {failed} instead of {number}"
         perf.check("send_lat")
-        for load in ("void_rate", "send_lat", "read_rate", "reg_rate"):
+        for load in ("void_rate", *ARRAYS, "send_lat", "read_rate", "reg_rate"):
             for context in ("direct", "softirq"):
                 (NULL / "inject").write_text("status 12")
                 failed = perf.run(f"load={load} device=null0 context={context}")

@@ -20,7 +20,7 @@
 static const struct perf_load *const perf_loads[] = {
 	&perf_send_lat, &perf_write_lat, &perf_read_lat,
 	&perf_send_rate, &perf_write_rate, &perf_read_rate,
-	&perf_void_rate, &perf_bare_rate, &perf_reg_rate,
+	&perf_void_rate, &perf_bare_rate, &perf_queue_rate, &perf_pool_rate, &perf_reg_rate,
 	&perf_call_rate, &perf_tag_rate, &perf_rw_read_rate, &perf_rw_write_rate,
 	&perf_connect_rate, &perf_qp_rate, &perf_cq_rate,
 };

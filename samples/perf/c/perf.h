@@ -140,6 +140,7 @@ struct perf_load {
 extern const struct perf_load perf_send_lat, perf_write_lat, perf_read_lat;
 extern const struct perf_load perf_send_rate, perf_write_rate, perf_read_rate;
 extern const struct perf_load perf_void_rate, perf_bare_rate, perf_reg_rate;
+extern const struct perf_load perf_queue_rate, perf_pool_rate;
 extern const struct perf_load perf_call_rate, perf_tag_rate, perf_rw_read_rate, perf_rw_write_rate;
 extern const struct perf_load perf_connect_rate, perf_qp_rate, perf_cq_rate;
 
