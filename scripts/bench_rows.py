@@ -13,7 +13,8 @@ from collections import defaultdict
 from math import comb
 from statistics import median, quantiles
 
-UNITS = {"instructions": "instructions", "native": "ns", "wall": "ns", "slab": "bytes"}
+UNITS = {"instructions": "instructions", "native": "ns", "wall": "ns", "slab": "bytes",
+         "allocations": "bytes"}
 KEYS = ("clock", "device", "load", "context", "size", "depth", "signal", "qps", "cpus")
 WHAT = {"send_lat": "round trip", "write_lat": "round trip", "read_lat": "READ", "reg_rate": "registration",
         "call_rate": "call", "tag_rate": "call", "rw_read_rate": "transfer", "rw_write_rate": "transfer",
@@ -32,9 +33,9 @@ def figures(run):
         yield load, median(run["samples"])
         return
     if result["post_ns"]:
-        bare = "bare " if load == "bare_rate" else ""
-        yield bare + "post", result["post_ns"] / result["posts"]
-        yield bare + "complete", result["poll_ns"] / result["completions"]
+        what = "" if load == "void_rate" else load.removesuffix("rate").replace("_", " ")
+        yield what + "post", result["post_ns"] / result["posts"]
+        yield what + "complete", result["poll_ns"] / result["completions"]
     if result["setup_ns"]:
         what = load.removesuffix("_rate")
         yield f"{what} set-up", result["setup_ns"] / result["ops"]

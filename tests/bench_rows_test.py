@@ -9,7 +9,9 @@ from math import comb
 from pathlib import Path
 from unittest import mock
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+TOP = Path(__file__).resolve().parents[1]
+sys.path += [str(TOP / "scripts"), str(TOP / "tests/guest")]
+import bench_bytes
 import bench_nvme
 from bench_rows import counting, interval, key, rows, slower
 
@@ -62,6 +64,28 @@ class Rows(unittest.TestCase):
             self.assertFalse(found["void_rate"]["again"])
             self.assertEqual(found["void_rate"]["rounds"], len(EQUAL))
             self.assertEqual(counting(first + fresh), fresh + first[2 * len(SLOW):])
+
+
+    def test_arrays_have_names_of_their_own(self):
+        for load, names in (("void_rate", {"post", "complete"}), ("pool_rate", {"pool post", "pool complete"})):
+            lines = list(runs(EQUAL, {**VOID, "load": load}))
+            for line in lines:
+                line["result"].update(post_ns=1, poll_ns=1)
+            self.assertEqual({row["load"] for row in rows(lines)}, {*names, load})
+
+
+class Bytes(unittest.TestCase):
+    def test_what_is_not_freed_counts(self):
+        made = (" perf-1 [000] ..... 1.0: kmalloc: call_site=f+0x1/0x2 ptr=00000000000000a{} bytes_req=56"
+                " bytes_alloc=64 gfp_flags=GFP_KERNEL node=-1 accounted=false")
+        freed = " perf-1 [000] ..... 1.0: kfree: call_site=g+0x1/0x2 ptr=00000000000000a{}"
+        area = " perf-1 [000] ..... 1.0: alloc_vmap_area: va_start: 4096 size=8192 align=1 vstart=0x0 vend=0x1 failed={}"
+        lines = [made.format(1), made.format(2), freed.format(1), freed.format(3), area.format(0)]
+        self.assertEqual(bench_bytes.live(lines), 56 + 8192)
+        self.assertEqual(bench_bytes.live([area.format(1)]), 0)
+        own = made.format(4).replace("call_site=f", "call_site=alloc_empty_sheaf")
+        freed_area = " perf-1 [000] ..... 1.0: free_vmap_area_noflush: va_start=0x1000 nr_lazy=1 nr_lazy_max=9"
+        self.assertEqual(bench_bytes.live([*lines, own, freed_area]), 56)
 
 
 def turns(figures, pairs=("c:c", "c:c"), **more):

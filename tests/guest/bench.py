@@ -20,6 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import bench_bytes
 import perftest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -35,8 +36,13 @@ QPS = (1, 4, 16, 64, 256, 1024)
 HANDLED_QPS = (1, 32, 1024)
 MANY_QPS = (4096, 16384)
 HELD = (128, 640)           # Objects that are held to see what one costs: the difference counts.
+# Requests on a QP, so: with what the crate adds for its own, below powers of two, so that both twins'
+# CQs, which devices round up, grow alike.
+DEEP = (112, 1008)
 DEPTHS = (1, 4, 16, 64, 256)
 ROUND = 1024                # Requests in flight on the null device, over all QPs.
+# What is counted in bytes where that is a request.
+NAMES = {"void_rate": "request", "queue_rate": "queue request", "pool_rate": "pool request"}
 AGAIN = {"wall": 15, "native": 41}  # Rounds of what looks slower, where time is measured.
 
 
@@ -48,6 +54,11 @@ def grid(**keys):
 
 def void(context, count=ROUND, **keys):
     return grid(load="void_rate", device="null0", context=context, size=64, count=count, **keys)
+
+
+def arrays(contexts, count, **keys):
+    """An array of requests for each QP, and one for all: both twins post them in the order of memory."""
+    return grid(load=("queue_rate", "pool_rate"), device="null0", context=contexts, size=64, count=count, **keys)
 
 
 def plain():
@@ -79,6 +90,7 @@ def null(count):
         # The first that are in flight are posted by the caller, and all others by handlers. As in
         # the guard, each comes back 16 times, so that its begin and its end weigh as much.
         rows += void(("softirq", "workqueue"), 16 * ROUND, depth=ROUND // qps, signal=1, qps=qps)
+        rows += arrays(("direct", "softirq"), 16 * ROUND, depth=ROUND // qps, qps=qps)
     rows += grid(load=LATENCY, device="null0", context=CONTEXTS, size=64, count=count)
     # No SENDs: they are done when posted, so they would outrun the other end's receives.
     rows += grid(load=RATE[1:], device="null0", context=CONTEXTS, size=64, depth=64, count=4 * count)
@@ -92,6 +104,7 @@ def native():
     for qps in HANDLED_QPS:
         # Often enough that the begin and the end of each, a lock in Rust, do not weigh much.
         rows += void(CONTEXTS, 128 * ROUND, depth=ROUND // qps, signal=1, qps=qps)
+        rows += arrays(("direct", "static", "softirq", "workqueue"), 128 * ROUND, depth=ROUND // qps, qps=qps)
     rows += grid(load=LATENCY, device="null0", context=CONTEXTS, size=64, count=1000)
     rows += storage(8 * ROUND)
     return rows + grid(load="reg_rate", device="null0", context=CALLBACKS, depth=16, count=8 * ROUND)
@@ -102,6 +115,7 @@ def scale():
     rows = []
     for qps in MANY_QPS:
         rows += void(("static", "softirq"), 4 * qps, depth=1, signal=1, qps=qps, warmup=1)
+        rows += arrays(("direct", "softirq"), 4 * qps, depth=1, qps=qps, warmup=1)
     setup = {"context": "softirq", "warmup": 1}
     rows += grid(load="qp_rate", device="null0", qps=(64, 1024), count=1024, **setup)
     rows += grid(load="qp_rate", device="rxe0", qps=64, count=256, **setup)
@@ -116,6 +130,15 @@ def two_cpus():
             for row in void(("direct", "static", "softirq", "workqueue"), depth=64, signal=1, qps=1)]
 
 
+def counted():
+    """As held(), where the difference is exact: of requests. QPs and CQs are in tables that grow
+    in steps, and for connections work items allocate."""
+    keys = {"device": "null0", "warmup": 0, "hold": 1}
+    for row in (*grid(load="void_rate", context=("direct", "static", "softirq"), size=64, **keys),
+                *grid(load=("queue_rate", "pool_rate"), context="direct", size=64, **keys)):
+        yield [row | {"depth": n, "count": n} for n in DEEP]
+
+
 def held():
     """What is held twice, in different numbers, to see what one of it costs."""
     keys = {"context": "softirq", "warmup": 0, "hold": 1}
@@ -126,8 +149,7 @@ def held():
         yield [row | {"qps": n, "count": n} for n in (few, many)]
     for row in grid(load="void_rate", device="null0", size=64, warmup=0, hold=1, qps=16,
                     context=("direct", "static", "softirq")):
-        # With the two that the crate adds to a queue's size, powers of two: both twins' CQs grow alike.
-        yield [row | {"depth": n, "count": 16 * n} for n in (126, 1022)]
+        yield [row | {"depth": n, "count": 16 * n} for n in DEEP]
 
 
 def connections(count, **keys):
@@ -275,46 +297,67 @@ def allocated():
     return used + memory["Slab"] - pages * os.sysconf("SC_PAGE_SIZE") + memory["VmallocUsed"]
 
 
-def while_held(twin, row):
-    """What is allocated while a run holds everything."""
-    folder = TWINS[twin]
-    # Until what the last run has left to work items and to RCU is gone.
+def settle():
+    """Waits until what the last run has left to work items and to RCU is gone."""
     before, now = None, allocated()
     while now != before:
         time.sleep(0.3)
         before, now = now, allocated()
+
+
+def while_held(twin, row, used, begin=lambda thread: None):
+    """What is used while a run holds everything; the thread of the run begins with `begin`."""
+    folder = TWINS[twin]
+
+    def go():
+        begin(threading.get_native_id())
+        (folder / "run").write_text(words_of(row))
+
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit((folder / "run").write_text, words_of(row))
+        done = pool.submit(go)
         while not int((folder / "held").read_text()):
             if done.done():
                 break
             time.sleep(0.005)
-        used = allocated()
+        found = used()
         (folder / "held").write_text("0")
         done.result()
-    return used
+    return found
 
 
-def in_bytes(rounds):
+def slab_bytes(twin, row):
+    settle()
+    return while_held(twin, row, allocated)
+
+
+def counted_bytes(twin, row):
+    return while_held(twin, row, bench_bytes.end, bench_bytes.begin)
+
+
+def in_bytes(rounds, plan, used_by, phase, clock):
     """What an object costs: the slope between few and many of them."""
     lines = []
     for n in range(rounds):
-        for few, many in held():
+        for few, many in plan():
             for twin in sorted(TWINS, reverse=bool(n % 2)):
-                used = [while_held(twin, row) for row in (few, many)]
+                used = [used_by(twin, row) for row in (few, many)]
                 result = {"objects": many["count"] - few["count"], "bytes": used[1] - used[0]}
-                load = {"void_rate": "request"}.get(few["load"], few["load"].removesuffix("_rate"))
+                load = NAMES.get(few["load"]) or few["load"].removesuffix("_rate")
                 lines.append({"device": few["device"], "context": few["context"], "load": f"{load} bytes",
-                              "twin": twin, "result": result, "round": n, "phase": "bytes", "clock": "slab"})
+                              "twin": twin, "result": result, "round": n, "phase": phase, "clock": clock})
     return lines
 
 
 def run(phase, clock):
     if phase == "bytes":
-        return in_bytes(3)
+        return in_bytes(3, held, slab_bytes, phase, "slab")
+    if phase == "counted-bytes":
+        return in_bytes(3, counted, counted_bytes, phase, "allocations")
     rounds, plan = PHASES[phase]
     rows, marks = plan(), {"phase": phase, "clock": clock}
     lines = measured(rows, rounds, phase, **marks)
+    if phase == "guard":
+        lines += in_bytes(3, counted, counted_bytes, phase, "allocations")
     if clock not in AGAIN:
         return lines
     # Of so many rows of equal things, a few look slower by chance.
