@@ -2,7 +2,7 @@
 """The benchmark's plots, of its runs and of the rows that they amount to."""
 
 from bench_plot import Axis, Line, bars, plot
-from bench_rows import device, share
+from bench_rows import PARTS, device, share
 
 TWINS = {"rust": "Rust", "c": "C"}
 COSTS = {"instructions": "instructions", "native": "nanoseconds"}
@@ -60,8 +60,10 @@ def qps(path, rows, clock):
 
 
 def costs(path, runs, rows, clock):
-    """What the null device's rows cost, beside the share of the device itself."""
+    """What the null device's rows cost, with where the middle half of the rounds lies, beside the share
+    of the device itself: where that is measured apart from all else, so that it is within its bar."""
     parts = share(runs, clock)
+    bar = lambda row, twin: (row[twin], *row["middle"][twin])
     groups = []
     for load in parts:
         picked = pick(rows, "context", load=load, clock=clock, device="null0", depth=64, signal=1, qps=1,
@@ -69,7 +71,8 @@ def costs(path, runs, rows, clock):
         for row in picked:
             if load != "void_rate" or row["context"] not in ("direct", "batch", "static"):
                 name = "both" if load == "void_rate" else load
-                groups.append((f"{name}, {row['context'].replace('_', ' ')}", row["rust"], row["c"], parts[load]))
+                part = parts[load] if load in PARTS[clock] else None
+                groups.append((f"{name}, {row['context'].replace('_', ' ')}", bar(row, "rust"), bar(row, "c"), part))
     unit = COSTS[clock]
     bars(path, f"{unit.capitalize()} of a post and of a completion on the null device", unit,
          ("Rust", "C", "the device's share"), groups)

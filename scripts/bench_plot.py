@@ -138,12 +138,12 @@ def plot(path, title, x, y, lines, dots=True):
 
 
 def bars(path, title, label, names, groups):
-    """Two bars a group, and a third value that is part of both: (name, first, second, part)."""
+    """Two bars a group, each a (value, low, high), and a third value that is part of both, or None."""
     if not groups:
         return
     left, right, each = 190, WIDTH - 80, 44
     bottom = TOP + 30 + each * len(groups)
-    xs = Scale(Axis(label), [v for group in groups for v in group[1:]], left, right)
+    xs = Scale(Axis(label), [v for _, *values, _ in groups for value in values for v in value], left, right)
     body = [f'<path class="fill{n} bar" d="M{left + 130 * n} {TOP - 6}h24v10h-24z"/>'
             f'<text x="{left + 30 + 130 * n}" y="{TOP + 4}">{escape(name)}</text>' for n, name in enumerate(names)]
     for tick in xs.ticks:
@@ -152,10 +152,14 @@ def bars(path, title, label, names, groups):
     for n, (name, *values, part) in enumerate(groups):
         y = TOP + 28 + each * n
         body.append(f'<text class="end" x="{left - 10}" y="{y + 20}">{escape(name)}</text>')
-        for i, value in enumerate(values):
-            body.append(f'<path class="fill{i} bar" d="M{left} {y + 16 * i}H{xs.at(value):.1f}v14H{left}z"/>'
-                        f'<path class="fill2 bar" d="M{left} {y + 16 * i + 5}H{xs.at(part):.1f}v4H{left}z"/>'
-                        f'<text x="{xs.at(value) + 6:.1f}" y="{y + 16 * i + 12}">{value:,.1f}</text>')
+        for i, (value, low, high) in enumerate(values):
+            at = y + 16 * i
+            body.append(f'<path class="fill{i} bar" d="M{left} {at}H{xs.at(value):.1f}v14H{left}z"/>')
+            if part is not None:
+                body.append(f'<path class="fill2 bar" d="M{left} {at + 5}H{xs.at(part):.1f}v4H{left}z"/>')
+            if high > low:
+                body.append(f'<path class="axis" d="M{xs.at(low):.1f} {at + 7}H{xs.at(high):.1f}"/>')
+            body.append(f'<text x="{xs.at(max(value, high)) + 6:.1f}" y="{at + 12}">{value:,.1f}</text>')
     body += [f'<path class="axis" d="M{left} {TOP + 20}V{bottom}"/>',
              f'<text class="mid" x="{(left + right) / 2}" y="{bottom + 44}">{escape(label)}</text>']
     page(path, title, bottom + 60, body)
