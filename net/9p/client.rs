@@ -45,7 +45,10 @@ use kernel::{
 use rdma::{
     client::ModuleClient,
     dma::ToDevice,
-    prelude::Sleepable,
+    prelude::{
+        ClientRef,
+        Sleepable, //
+    },
     sg::{
         SgOwner,
         Sgl, //
@@ -131,7 +134,7 @@ pub(crate) struct Session {
 
 // SAFETY: The functions that are called with the client may be called in any thread.
 unsafe impl Send for Session {}
-// SAFETY: As above: all that C changes of the client is locked, and `status` is by the mutex.
+// SAFETY: Those functions lock what they change of the client, and `status` is locked by the mutex.
 unsafe impl Sync for Session {}
 
 impl Session {
@@ -281,8 +284,9 @@ impl Message {
     }
 
     /// Returns the name that [`Reply::set_name`] has given the request which this flushes, if it
-    /// does (`Tflush`).
-    pub(crate) fn flushes(&self) -> Option<u16> {
+    /// does (`Tflush`); `P9_NOTAG` if it has none. Not for handlers: `p9_tag_lookup()` spins while
+    /// the thread that they have interrupted allocates or frees the request.
+    pub(crate) fn flushes(&self, _cx: &Sleepable) -> Option<u16> {
         let mut bytes = [0; HEADER + 2];
         if u32::from(self.kind()) != bindings::p9_msg_t_P9_TFLUSH
             || self.copy(&mut bytes) < bytes.len()
@@ -291,9 +295,9 @@ impl Message {
         }
         let [.., low, high] = bytes;
         let client = self.half.session.client.as_ptr();
-        // SAFETY: The client is valid by the invariants of `Half` and `Session`. The caller of C,
-        // which waits for this request, has a reference to the other one, so that it is found at
-        // once. Should there be another of its tag, its field is read as what the peer has sent.
+        // SAFETY: The client is valid by the invariants of `Half` and `Session`. What is found has a
+        // reference until it is put. `Registration::request` has written its field before any
+        // request could flush it; whoever writes it meanwhile writes two aligned bytes.
         unsafe {
             let req = bindings::p9_tag_lookup(client, u16::from_le_bytes([low, high]));
             let req = NonNull::new(req)?;
@@ -446,15 +450,17 @@ struct Mount<T> {
     transport: Arc<T>,
 }
 
-/// A transport that users mount by (`v9fs_register_trans`).
+/// A transport that users mount by (`v9fs_register_trans`). If it is forgotten, the module cannot
+/// be unloaded.
 ///
 /// # Invariants
 ///
-/// `raw` is in the list of transports.
+/// `raw` is in the list of transports. The client keeps the text of the module until it is not.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Registration<T: Transport> {
     #[pin]
     raw: Opaque<bindings::p9_trans_module>,
+    _client: ClientRef,
     _transport: PhantomData<T>,
 }
 
@@ -465,7 +471,8 @@ unsafe impl<T: Transport> Sync for Registration<T> {}
 
 impl<T: Transport> Registration<T> {
     /// Registers the transport. The last step of loading a module: there are mounts from here on.
-    pub(crate) fn new(_cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
+    /// Drop it in [`Client::unload`](rdma::client::Client::unload).
+    pub(crate) fn new(client: &ClientRef, _cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
         let raw = bindings::p9_trans_module {
             name: T::NAME.as_char_ptr().cast_mut(),
             maxsize: T::MAX_SIZE as c_int,
@@ -479,13 +486,15 @@ impl<T: Transport> Registration<T> {
         };
         let init = pin_init!(Self {
             raw: Opaque::new(raw),
+            _client: client.clone(),
             _transport: PhantomData,
         });
         let this = KBox::pin_init(init, GFP_KERNEL)?;
         // INVARIANT: It is in the list from here on.
         //
-        // SAFETY: The structure is pinned, and stays until `drop` takes it out of the list. A mount
-        // has a reference to the module while C uses it outside the lock of the list.
+        // SAFETY: The structure is pinned, and stays until `drop` takes it out of the list, and so
+        // does the client, without which the module is not unloaded. A mount has a reference to the
+        // module while C uses it outside the lock of the list.
         unsafe { bindings::v9fs_register_trans(this.raw.get()) };
         Ok(this)
     }
@@ -569,6 +578,8 @@ impl<T: Transport> Registration<T> {
             bindings::p9_helper_req_get(req);
             let sent = bindings::p9_req_status_t_REQ_STATUS_SENT as c_int;
             (&raw mut (*req).status).write_volatile(sent);
+            // C leaves it uninitialized. This is `P9_NOTAG`.
+            (&raw mut (*req).rc.tag).write_volatile(u16::MAX);
             let len = (*req).tc.size as usize;
             // INVARIANT: C has finished the message, and lends the buffer.
             let message = Message {

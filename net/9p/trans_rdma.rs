@@ -346,7 +346,7 @@ impl Conn {
 
     /// Sends a request (`rdma_request`).
     fn request(&self, message: Message, mut reply: Reply, cx: &Sleepable) -> Result {
-        let flushes = message.flushes();
+        let flushes = message.flushes(cx);
         let (tags, first) = match flushes {
             Some(_) => (&self.flush, FLUSH),
             None => (&self.tags, 0),
@@ -524,8 +524,8 @@ impl Client for NineP {
         })
     }
 
-    fn ready(self: Pin<&Self>, _client: &ClientRef, cx: &Sleepable) -> Result {
-        let transport = client::Registration::new(cx)?;
+    fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
+        let transport = client::Registration::new(client, cx)?;
         *self.transport.lock() = Some(transport);
         Ok(())
     }
