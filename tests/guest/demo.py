@@ -1,12 +1,13 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""The main job, in a VM: rping in every polling context and pairing, the other samples, and NVMe over RDMA, as
+"""The main job, in a VM: rping in every polling context and pairing, the other samples, NVMe and 9P over RDMA, as
 tables.
 
 demo COUNT REPORT: COUNT pings a row; the rows go to the file REPORT as JSON, and those of the
-samples and of NVMe to samples.json and nvme.json beside it."""
+samples, of NVMe and of 9P to samples.json, nvme.json and 9p.json beside it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import ninep
 import nvme
 import samples
 from nvme_ground import Ground
@@ -25,6 +27,8 @@ KEYS = ("context", "pairing", "pings", "bytes_verified", "completions", "errors"
 NVME_PAIRINGS = (("c", "rust"), ("rust", "rust"))
 NVME_KEYS = ("nvme host", "target", "ios", "bytes_written", "bytes_verified", "ok")
 NVME_BYTES = 4 * nvme.MIB
+NINEP_KEYS = ("9p transport", "server", "files", "bytes_written", "bytes_verified", "ok")
+NINEP_FILES = 16
 
 
 def run(context, pairing, count):
@@ -103,6 +107,32 @@ def nvme_rows():
         yield row
 
 
+def ninep_row():
+    """The row of 9P: files are written on a mount, and compared with what the server has."""
+    row = {"9p transport": "rust", "server": "diod", "files": 0, "bytes_written": 0, "bytes_verified": 0, "ok": False}
+    try:
+        with ninep.loaded("rdma_rs"), ninep.mounted("rdma_rs"):
+            for number in range(NINEP_FILES):
+                data = os.urandom(nvme.MIB // 4 - number)
+                (ninep.MOUNT / f"{number}").write_bytes(data)
+                row["bytes_written"] += len(data)
+                for where in ninep.SERVED, ninep.MOUNT:
+                    assert (where / f"{number}").read_bytes() == data, f"file {number} is not what was written"
+                row["bytes_verified"] += len(data)
+                row["files"] += 1
+    except (OSError, AssertionError, subprocess.SubprocessError) as e:
+        return row, f"9P: {e}: {(getattr(e, 'stderr', '') or '').strip()}"
+    row["ok"] = row["bytes_written"] == row["bytes_verified"] > 0
+    return row, ""
+
+
+def ninep_rows():
+    row, why = ninep_row()
+    if why:
+        print(why)
+    yield row
+
+
 def show_cqs():
     """What iproute2 says of the module's CQs, while one connection runs in each context."""
     with ExitStack() as stack:
@@ -142,6 +172,8 @@ def main():
     ok.append(table(samples.rows(), samples.KEYS, report.with_name("samples.json")))
     print()
     ok.append(table(list(nvme_rows()), NVME_KEYS, report.with_name("nvme.json")))
+    print()
+    ok.append(table(list(ninep_rows()), NINEP_KEYS, report.with_name("9p.json")))
     ok.append(show_cqs())
     return 0 if all(ok) else 1
 

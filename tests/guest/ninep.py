@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """9P over RDMA: a server of TCP (diod), relays between that and RDMA, and mounts."""
 
+import ctypes
 import os
 import shutil
 import socket
@@ -85,9 +86,33 @@ def relay(how="", count=0):
         ended(process)
 
 
-def mount(transport, port, *options, at=MOUNT):
-    options = ",".join((f"trans={transport}", f"port={port}", f"aname={SERVED}", "uname=root", *options))
-    return subprocess.run(["mount", "-t", "9p", "-o", options, ADDR, at], capture_output=True, text=True, check=False)
+def words(transport, port, *options):
+    return ",".join((f"trans={transport}", f"port={port}", f"aname={SERVED}", "uname=root", *options))
+
+
+def mount(transport, port, *options, at=MOUNT, by=()):
+    """Mounts by a program, which another one may start."""
+    return subprocess.run([*by, "mount", "-t", "9p", "-o", words(transport, port, *options), ADDR, at],
+                          capture_output=True, text=True, check=False)
+
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def system_call(name, *args):
+    if getattr(LIBC, name)(*args):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def mount_here(transport, port, *options):
+    """Mounts by one system call of the caller."""
+    options = words(transport, port, *options).encode()
+    system_call("mount", ADDR.encode(), str(MOUNT).encode(), b"9p", 0, options)
+
+
+def unmount_here():
+    system_call("umount2", str(MOUNT).encode(), 0)
 
 
 def unmount(at=MOUNT):

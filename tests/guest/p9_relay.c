@@ -115,6 +115,12 @@ static int misbehave(uint32_t size)
 	}
 	if (is("twice"))
 		return send_reply(size) && send_reply(size);
+	/* Until the peer has had enough of it. */
+	if (is("flood")) {
+		while (send_reply(size))
+			;
+		return 0;
+	}
 	if (is("unknown"))
 		set_tag(reply, tag ^ 0x155);
 	if (is("notag"))
