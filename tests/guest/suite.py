@@ -16,7 +16,7 @@ from case import CASES, SECONDS, bound
 from cases import modules, pings, ulps, kv, hostile, strangers, iwarp, nvme, ninep, storms, tracing, ends  # pylint: disable=unused-import
 
 # C's transport for 9P, which may end the kernel, and what takes minutes.
-NAMED = ("9p c: ", "9p faults: ")
+NAMED = ("9p c: ", "9p faults: ", "9p long: ")
 
 
 def main():

@@ -318,12 +318,9 @@ def until_works():
     return False
 
 
-def declare(prefix, transport, lies=LIES):
-    """The cases of a transport."""
+def declare(prefix, long, transport, lies=LIES):
+    """The cases of a transport; `long` begins the names of those that take longer in a kernel with checkers."""
     for name, function in (
-            ("a tree is copied, and read back", tree),
-            ("fio verifies what many processes have written, more than requests can be sent at once", verify),
-            (f"{PROCESSES} processes at once", many),
             ("attributes and locks", attributes),
             ("it is not unloaded under a mount", unload),
             ("mounted from a network namespace that ends", namespace),
@@ -333,12 +330,17 @@ def declare(prefix, transport, lies=LIES):
         case(f"{prefix}: {name}", transport)(function)
     for how in lies:
         case(f"{prefix}: a server that lies: {how}", transport, how)(lied)
+    for name, function in (
+            ("a tree is copied, and read back", tree),
+            ("fio verifies what many processes have written, more than requests can be sent at once", verify),
+            (f"{PROCESSES} processes at once", many)):
+        case(f"{long}: {name}", transport)(function)
+        if not STOCK:
+            case(f"{long}: siw: {name}", function, transport)(on_siw)
     if not STOCK:
         # Emulated, the compiler takes a minute. Deleting a link of siw waits until the relay, which is a process on it,
         # has ended.
-        case(f"{prefix}: a source is copied, compared and compiled", transport)(compiled)
-        case(f"{prefix}: siw: a tree is copied, and read back", tree, transport)(on_siw)
-        case(f"{prefix}: siw: fio verifies what many processes have written", verify, transport)(on_siw)
+        case(f"{long}: a source is copied, compared and compiled", transport)(compiled)
         case(f"{prefix}: siw: reads that are flushed give their requests back", flushed, transport)(on_siw)
         for how in FEW_LIES:
             case(f"{prefix}: siw: a server that lies: {how}", lied, transport, how)(on_siw)
@@ -346,9 +348,9 @@ def declare(prefix, transport, lies=LIES):
 
 # Neither the other kernels with checkers nor Debian's for arm64 have 9P.
 if FLAVOUR.partition(".")[0] in ("stock", "um-debug"):
-    declare("9p", "rdma_rs", LIES if STOCK else FEW_LIES)
+    declare("9p", "9p" if STOCK else "9p long", "rdma_rs", LIES if STOCK else FEW_LIES)
     case("9p: options are shown, and those that cannot be are refused", "rdma_rs")(options)
-    declare("9p c", "rdma")
+    declare("9p c", "9p c", "rdma")
     if not STOCK:
         case("9p faults: flushes", "rdma_rs", 100)(flushed)
         case("9p faults: mount", "rdma_rs")(fails_to_mount)
