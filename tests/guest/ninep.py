@@ -72,6 +72,11 @@ def silence():
     return "silent" in RELAY_LOG.read_text()
 
 
+def held():
+    """Returns how many reads the relay has not passed on."""
+    return RELAY_LOG.read_text().count("held\n")
+
+
 @contextmanager
 def relay(how="", count=0):
     """Relays between RDMA and diod, in the manner `how` from so many replies on; gives the port and the process."""

@@ -214,6 +214,7 @@ static void serve(int port)
 			errx(1, "a request of %u bytes that says %u", wc.byte_len, size_of(request));
 		/* Its reply never comes, unless it is flushed. */
 		if (is("hold") && request[4] == TREAD) {
+			warnx("held");
 			post_recv(request);
 			continue;
 		}
