@@ -168,6 +168,8 @@ struct Conn {
     flush: Tags<Rpc>,
     /// The exchange of the request without a tag (`Tversion`).
     untagged: Atomic<u32>,
+    /// The connection is made. Until then the thread that connects ends it, if it fails.
+    connected: Atomic<bool>,
     /// The connection has failed, or is being ended.
     lost: Atomic<bool>,
     #[pin]
@@ -278,6 +280,7 @@ impl Conn {
             pd,
             qp,
             untagged: Atomic::new(0),
+            connected: Atomic::new(false),
             lost: Atomic::new(false),
             stopping <- new_mutex!(()),
             end_work <- new_work!("9pnet_rdma::Conn::end_work"),
@@ -298,6 +301,8 @@ impl Conn {
         };
         conn.id.connect(conn.clone(), &param, cx)?;
         connecting.connected();
+        // Either `create` sees that it is lost, or `end_later` that it was connected.
+        conn.connected.xchg(true, Full);
         Ok(conn)
     }
 
@@ -322,6 +327,9 @@ impl Conn {
         }
         self.tags.close(EIO);
         self.flush.close(EIO);
+        if !self.connected.load(Relaxed) {
+            return;
+        }
         // It is queued once.
         let _ = self.client.enqueue(Arc::from(self));
     }
