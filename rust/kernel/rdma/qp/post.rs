@@ -31,6 +31,7 @@ use crate::{
 /// Gives back the owner of a request that was not made. Not inlined, as the error would be loaded
 /// before it is known whether there is one.
 #[cold]
+#[inline(never)]
 fn unmade<P>(owner: P, error: Error) -> PostError<P> {
     PostError::new(owner, error)
 }
@@ -38,6 +39,7 @@ fn unmade<P>(owner: P, error: Error) -> PostError<P> {
 /// Takes the callback of a request back that was refused, as of [`wr::Refusal::check`], unless it
 /// may have been posted.
 #[cold]
+#[inline(never)]
 fn take_callback(
     ret: c_int,
     next: *const c_void,
@@ -61,6 +63,7 @@ fn take_callback(
 /// `wr` is valid, with an owner's callback, and `ret` is what [`post_one`](trace::Queue::post_one)
 /// has just returned for it, and not 0. `undo` is from [`Op::prepare`](wr::Op::prepare) of it.
 #[cold]
+#[inline(never)]
 unsafe fn send_refused<O: wr::Op>(
     wr: *mut bindings::ib_send_wr,
     ret: c_int,
@@ -79,6 +82,7 @@ unsafe fn send_refused<O: wr::Op>(
 
 /// As [`send_refused`], of the receive queue.
 #[cold]
+#[inline(never)]
 fn recv_refused(wr: &bindings::ib_recv_wr, ret: c_int) -> PostError<NonNull<bindings::ib_cqe>> {
     // SAFETY: Both members of the union are as wide.
     let cqe = unsafe { *wr.__bindgen_anon_1.wr_cqe };
@@ -87,6 +91,7 @@ fn recv_refused(wr: &bindings::ib_recv_wr, ret: c_int) -> PostError<NonNull<bind
 
 /// Reports a driver that has failed and did not name a request.
 #[cold]
+#[inline(never)]
 pub(crate) fn unnamed() {
     let owner = match noted::is_on() {
         true => "stays until the end of the QP",
@@ -280,6 +285,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// The QP is in an `Arc` that the owner has.
     #[cold]
+    #[inline(never)]
     unsafe fn post_counted<P, T>(
         this: *const Self,
         owner: P,
@@ -295,6 +301,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Drops a counted reference. Not inlined, so that it is in a ULP once.
     #[cold]
+    #[inline(never)]
     fn put(_this: Arc<Self>) {}
 
     /// As [`Qp::post_send`], for an owner that has a reference to its QP, which `qp` returns. It is
