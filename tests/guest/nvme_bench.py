@@ -5,7 +5,7 @@ same machine, by two pairs of modules in turns.
 
 nvme_bench DIR PHASE FIRST SECOND: PHASE is nvme-read or nvme-write, each pair HOST:TARGET, as nvme.py names
 them (c:c), the target with parameters of its module (c:rust,sig_limit=16). What each job has said goes to
-DIR/PHASE.jsonl, a line a job, once the phase is whole.
+DIR/PHASE.jsonl, a line a job, once the phase is whole. PHASE nvme-guard is one row of it, in shorter jobs.
 
 nvme_bench modes: counts what one I/O takes of the kernel's work items, softirqs, polls and switches of tasks."""
 
@@ -22,6 +22,9 @@ IOS = 10_000
 ROUNDS = 2                  # Of the two pairs' turns each.
 # By the MTU of the interface, sizes and depths. The packets of RoCE have 1,024 bytes by the first, 4,096 by the second.
 ROWS = {1500: ((512, 4096), (1, 4, 16, 64)), 4400: ((4096,), (1, 16))}
+# What the guard measures, in one turn of each pair: fio says a millisecond, which is 0.0010 of such a job.
+GUARD_ROWS = {1500: ((4096,), (1,))}
+GUARD_IOS = 5_000
 TRACING = Path("/sys/kernel/tracing")
 # The keys by which each event is counted.
 EVENTS = {"workqueue/workqueue_execute_start": "function.sym", "rdma_core/cq_poll": "cq_id,rc",
@@ -59,9 +62,9 @@ def job(path, load, size, depth, ios=IOS, **more):
             "p99": figures["lat_ns"]["percentile"]["99.000000"]}
 
 
-def turn(pair, load, said):
+def turn(pair, load, said, wanted, ios):
     """All rows of a phase by one pair."""
-    for mtu, (sizes, depths) in ROWS.items():
+    for mtu, (sizes, depths) in wanted.items():
         set_mtu(mtu)
         with disk(pair) as path:
             # The first one finds nothing in its place: allocations, code that is patched when it first runs.
@@ -69,17 +72,19 @@ def turn(pair, load, said):
             for size in sizes:
                 for depth in depths:
                     yield {"load": f"nvme {load}", "device": "rxe0", "size": size, "mtu": mtu, "depth": depth,
-                           "result": job(path, load, size, depth)}
+                           "result": job(path, load, size, depth, ios)}
                 print(f"  {said}: {size:,} bytes at MTU {mtu:,} of depth {', '.join(map(str, depths))}", flush=True)
 
 
 def measure(folder, phase, *pairs):
-    load, lines = phase.removeprefix("nvme-"), []
-    for n in range(ROUNDS):
+    load, rounds, wanted, ios, lines = phase.removeprefix("nvme-"), ROUNDS, ROWS, IOS, []
+    if load == "guard":
+        load, rounds, wanted, ios = "read", 1, GUARD_ROWS, GUARD_IOS
+    for n in range(rounds):
         for place, pair in enumerate(pairs):
-            said = f"{phase}: turn {n * len(pairs) + place + 1} of {ROUNDS * len(pairs)}, {pair}"
+            said = f"{phase}: turn {n * len(pairs) + place + 1} of {rounds * len(pairs)}, {pair}"
             lines += [{"phase": phase, "clock": "instructions", "round": n, "place": place, "pair": pair, **line}
-                      for line in turn(pair, load, said)]
+                      for line in turn(pair, load, said, wanted, ios)]
     part = folder / f"{phase}.part"
     part.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
     part.rename(folder / f"{phase}.jsonl")
