@@ -82,11 +82,6 @@ void nvmet_helper_sq_put(struct nvmet_sq *sq)
 	percpu_ref_put(&sq->ref);
 }
 
-bool nvmet_helper_is_write(const struct nvme_command *cmd)
-{
-	return nvme_is_write(cmd);
-}
-
 void nvmet_helper_flush_wq(void)
 {
 	flush_workqueue(nvmet_wq);

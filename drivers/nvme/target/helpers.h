@@ -12,8 +12,6 @@
 bool nvmet_helper_sq_tryget(struct nvmet_sq *sq);
 void nvmet_helper_sq_put(struct nvmet_sq *sq);
 
-bool nvmet_helper_is_write(const struct nvme_command *cmd);
-
 /* The number of receives of a shared receive queue, 0 if there are to be none. */
 u32 nvmet_helper_srq_size(void);
 

@@ -23,7 +23,8 @@ use crate::{
         Recv,
         Response,
         Target, //
-    }, //
+    },
+    users::Users, //
 };
 use core::{
     marker::PhantomData,
@@ -42,7 +43,6 @@ use kernel::{
     },
     impl_has_work,
     module::this_module,
-    new_condvar,
     new_mutex,
     new_work,
     prelude::*,
@@ -53,7 +53,6 @@ use kernel::{
             Full,
             Relaxed, //
         },
-        CondVar,
         Mutex, //
     },
     types::Opaque,
@@ -389,8 +388,7 @@ where
 ///
 /// # Invariants
 ///
-/// `raw` is valid while `users`, the number of submission queues, is not zero, or until the port is
-/// closed, which is the second part.
+/// `raw` is valid while there are `users`, the submission queues, or until these are closed.
 #[pin_data]
 pub(crate) struct Nport {
     raw: NonNull<bindings::nvmet_port>,
@@ -398,9 +396,7 @@ pub(crate) struct Nport {
     _target: Arc<Target>,
     client: ClientRef,
     #[pin]
-    users: Mutex<(usize, bool)>,
-    #[pin]
-    unused: CondVar,
+    users: Users,
     #[pin]
     closing: Work<Self>,
 }
@@ -424,10 +420,7 @@ impl WorkItem for Nport {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        let mut users = this.users.lock();
-        while users.0 != 0 {
-            this.unused.wait(&mut users);
-        }
+        this.users.wait();
     }
 }
 
@@ -443,32 +436,15 @@ impl Nport {
             raw,
             _target: target,
             client,
-            users <- new_mutex!((0, false), "nvmet::Nport::users"),
-            unused <- new_condvar!("nvmet::Nport::unused"),
+            users <- Users::new(),
             closing <- new_work!("nvmet::Nport::closing"),
         });
         Arc::pin_init(init, GFP_KERNEL)
     }
 
-    /// Counts a submission queue, unless the port was removed.
-    fn get(&self) -> Result {
-        let mut users = self.users.lock();
-        if users.1 {
-            return Err(ENODEV);
-        }
-        users.0 = users.0.saturating_add(1);
-        Ok(())
-    }
-
-    fn put(&self) {
-        let mut users = self.users.lock();
-        users.0 = users.0.saturating_sub(1);
-        self.unused.notify_all();
-    }
-
     /// nvmet removes the port. The work item is queued before it flushes its queue.
     fn close(self: Arc<Self>) {
-        self.users.lock().1 = true;
+        self.users.close();
         enqueue(self);
     }
 }
@@ -586,7 +562,7 @@ impl SqInner {
             bindings::nvmet_sq_destroy(self.sq.get());
             bindings::nvmet_cq_put(self.cq.get());
         }
-        self.nport.put();
+        self.nport.users.put();
     }
 
     /// Returns the controller, null if the queue is not connected.
@@ -601,7 +577,7 @@ impl Sq {
     /// Makes a queue that is to be connected to a controller (`nvmet_sq_init`). Fails with `ENODEV`
     /// if the port was removed, or `ENOMEM`.
     pub(crate) fn new(nport: &Arc<Nport>, _cx: &Sleepable) -> Result<Self> {
-        nport.get()?;
+        nport.users.get()?;
         let init = try_pin_init!(SqInner {
             cq: pin_init::zeroed(),
             sq: pin_init::zeroed(),
@@ -618,7 +594,7 @@ impl Sq {
             release <- new_work!("nvmet::Sq::release"),
         }? Error);
         // INVARIANT: Both are initialised, and the port counts this.
-        let inner = Arc::pin_init(init, GFP_KERNEL).inspect_err(|_| nport.put())?;
+        let inner = Arc::pin_init(init, GFP_KERNEL).inspect_err(|_| nport.users.put())?;
         Ok(Self(inner))
     }
 
@@ -756,6 +732,7 @@ enum State {
 /// - In the state [`State::Parsed`] the command was parsed, for a submission queue to which it has
 ///   a reference. Its memory is that of `command`, and is lent, as it is in [`State::Done`] until
 ///   the command is taken. Then nvmet no longer uses it.
+/// - In the state [`State::Idle`] it has no data, and no command but while [`Request::init`] runs.
 /// - While the command is parsed, or nvmet has it, `req.sg` is null, or the list of `data`, or
 ///   `inline_sg`, of the memory of `command` or `kept`.
 pub(crate) struct Request(NonNull<Inner>);
@@ -817,6 +794,17 @@ impl Request {
         unsafe { self.0.as_mut() }
     }
 
+    /// Returns the request, unless the command was not parsed, or has data.
+    #[inline]
+    fn dataless(&mut self) -> Result<&mut Inner> {
+        let inner = self.inner();
+        // SAFETY: Nobody else uses the request.
+        let has_none = unsafe { (*inner.req.get()).sg.is_null() };
+        (inner.state == State::Parsed && has_none)
+            .then_some(inner)
+            .ok_or(EINVAL)
+    }
+
     fn shared(&self) -> &Inner {
         // SAFETY: By the type invariant nobody uses the box but through this, which is borrowed, or
         // nvmet has the request, and has called `disc_traddr`, which lends the response meanwhile.
@@ -836,7 +824,9 @@ impl Request {
         _cx: &Sleepable,
     ) -> Result<Option<Taken<Response>>, Taken<Response>> {
         let inner = response.request.inner();
-        inner.release();
+        if inner.state != State::Idle {
+            inner.abandon();
+        }
         let received = inner.receive(command, len, sq.0.nport.raw);
         let mut refused = Some(response);
         let parsed = sq.with(|raw| {
@@ -857,7 +847,7 @@ impl Request {
         });
         match refused {
             Some(mut response) => {
-                response.request.release();
+                response.request.inner().abandon();
                 Err(response)
             }
             None => Ok(parsed.flatten()),
@@ -868,6 +858,7 @@ impl Request {
     /// descriptor (`struct nvme_sgl_desc`, `struct nvme_keyed_sgl_desc`), as two numbers.
     #[inline]
     pub(crate) fn descriptor(&self) -> Option<(bool, [u64; 2])> {
+        const FABRICS: u32 = bindings::nvmf_fabrics_opcode_nvme_fabrics_command;
         let inner = self.shared();
         if inner.state != State::Parsed {
             return None;
@@ -877,10 +868,15 @@ impl Request {
         unsafe {
             let cmd = (*inner.req.get()).cmd;
             let common = cmd.cast::<bindings::nvme_common_command>();
+            // nvme_is_write()
+            let kind = match u32::from((*common).opcode) {
+                FABRICS => (*cmd.cast::<bindings::nvmf_common_command>()).fctype,
+                _ => (*common).opcode,
+            };
             let sgl = (&raw const (*common).dptr)
                 .cast::<[u64; 2]>()
                 .read_unaligned();
-            Some((bindings::nvmet_helper_is_write(cmd), sgl.map(u64::from_le)))
+            Some((kind & 1 != 0, sgl.map(u64::from_le)))
         }
     }
 
@@ -893,38 +889,24 @@ impl Request {
         if inner.state != State::Parsed || len == 0 || end > came {
             return Err(EINVAL);
         }
-        let (req, sg) = (inner.req.get(), inner.inline_sg.get());
         // SAFETY: The memory of the command, which the request has, is kmalloc memory with so many
-        // bytes at `bytes`. The list stays where it is, in the box.
-        // INVARIANT: The list is of the memory of `command`.
-        unsafe {
-            bindings::sg_init_one(sg, bytes.byte_add(offset), len);
-            ((*req).sg, (*req).sg_cnt, (*req).transfer_len) = (sg, 1, len as usize);
-        }
+        // bytes at `bytes`.
+        unsafe { inner.use_bytes(bytes.byte_add(offset), len) };
         Ok(())
     }
 
     /// Makes the first bytes of a buffer, which the request has from here on, the data of a read.
     /// Fails with `EINVAL` if it has not so many, or the command was not parsed, or has data.
     pub(crate) fn use_kept(&mut self, buf: Buf<ToDevice>, len: u32) -> Result {
-        let inner = self.inner();
-        let (req, sg) = (inner.req.get(), inner.inline_sg.get());
-        // SAFETY: Nobody else uses the request.
-        if inner.state != State::Parsed || unsafe { !(*req).sg.is_null() } {
-            return Err(EINVAL);
-        }
+        let inner = self.dataless()?;
         let (bytes, size) = lend(inner.kept.insert(buf));
         if len == 0 || len as usize > size {
             return Err(EINVAL);
         }
         inner.kept_len = len as usize;
         // SAFETY: The buffer, which the request has until it is released, is kmalloc memory with so
-        // many bytes at `bytes`. The list stays where it is, in the box.
-        // INVARIANT: The list is of the memory of `kept`.
-        unsafe {
-            bindings::sg_init_one(sg, bytes, len);
-            ((*req).sg, (*req).sg_cnt, (*req).transfer_len) = (sg, 1, len as usize);
-        }
+        // many bytes at `bytes`.
+        unsafe { inner.use_bytes(bytes, len) };
         Ok(())
     }
 
@@ -942,21 +924,18 @@ impl Request {
     #[inline]
     pub(crate) fn take_kept(&mut self) -> Option<Buf<ToDevice>> {
         let inner = self.inner();
-        match inner.state {
-            State::Idle => inner.kept.take(),
-            _ => None,
+        // Without this check all of the buffer's fields are moved where there is none.
+        if inner.kept.is_none() || inner.state != State::Idle {
+            return None;
         }
+        inner.kept.take()
     }
 
     /// Allocates the memory of a command's data (`nvmet_req_alloc_sgls`). Fails with `ENOMEM`, or
     /// `EINVAL` if the command was not parsed or has data.
     pub(crate) fn alloc_sgls(&mut self, len: usize) -> Result {
-        let inner = self.inner();
+        let inner = self.dataless()?;
         let req = inner.req.get();
-        // SAFETY: Nobody else uses the request.
-        if inner.state != State::Parsed || unsafe { !(*req).sg.is_null() } {
-            return Err(EINVAL);
-        }
         // SAFETY: The request was parsed, and has no data, as just checked. Lists of another kind
         // are freed as nvmet does it.
         let (allocated, list, entries) = unsafe {
@@ -1077,8 +1056,13 @@ impl Inner {
     fn receive(&mut self, mut recv: Recv, len: usize, port: NonNull<bindings::nvmet_port>) -> bool {
         let command = recv.command();
         let (cmd, size) = lend(&mut command.capsule);
-        let (inline, most) = command.inline.as_mut().map_or((ptr::null_mut(), 0), lend);
-        self.inline = (inline, len.saturating_sub(COMMAND).min(most));
+        self.inline = (ptr::null_mut(), 0);
+        if len > COMMAND {
+            if let Some(inline) = &mut command.inline {
+                let (bytes, most) = lend(inline);
+                self.inline = (bytes, len.saturating_sub(COMMAND).min(most));
+            }
+        }
         self.command = Some(recv);
         let (cqe, req) = (lend(&mut self.cqe).0, self.req.get());
         // SAFETY: Nobody else uses the request.
@@ -1121,10 +1105,29 @@ impl Inner {
         let mut recv = self.command.take()?;
         let command = recv.command();
         give_back(&mut command.capsule);
-        if let Some(inline) = &mut command.inline {
-            give_back(inline);
+        if self.inline.1 != 0 {
+            if let Some(inline) = &mut command.inline {
+                give_back(inline);
+            }
         }
         Some(recv)
+    }
+
+    /// Makes memory of the request the command's data.
+    ///
+    /// # Safety
+    ///
+    /// It is kmalloc memory of `command` or `kept`, with so many bytes there.
+    #[inline]
+    unsafe fn use_bytes(&mut self, bytes: *mut c_void, len: u32) {
+        let (req, sg) = (self.req.get(), self.inline_sg.get());
+        // SAFETY: The memory is there, as the caller promises. The list stays where it is, in the
+        // box. Nobody else uses the request.
+        // INVARIANT: The list is of the memory of `command` or `kept`.
+        unsafe {
+            bindings::sg_init_one(sg, bytes, len);
+            ((*req).sg, (*req).sg_cnt, (*req).transfer_len) = (sg, 1, len as usize);
+        }
     }
 
     /// The request has no data.
@@ -1147,6 +1150,12 @@ impl Inner {
         if self.command.is_some() {
             drop(self.take_command());
         }
+    }
+
+    /// As `release`, for what nvmet was not given, or was not answered.
+    #[cold]
+    fn abandon(&mut self) {
+        self.release();
     }
 
     #[cold]

@@ -6,6 +6,7 @@
 //! transport of each type.
 //!
 //! - [`nvmet`]: what the driver needs of nvmet, with all unsafe code.
+//! - [`users`]: a count of users, by which a port waits for its submission queues.
 //! - [`rdma`]: the driver, whose functions have the names of those in nvmet-rdma.
 //!
 //! See Documentation/nvme-target.rst.
@@ -18,6 +19,8 @@ mod nvmet;
 #[path = "rdma.rs"]
 #[warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
 mod target;
+#[warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
+mod users;
 
 use target::NvmetRdma;
 

@@ -1116,10 +1116,8 @@ impl Queue {
             rdma::pr_err_ratelimited!("a transfer of {len} bytes is larger than MDTS\n");
             return Err((INVALID_FIELD, Some(LOC_DPTR)));
         }
-        response.data = match is_write {
-            true => Data::In(remote, len),
-            false => Data::Out(remote, len),
-        };
+        response.data = if is_write { Data::In } else { Data::Out };
+        (response.remote, response.len) = (remote, len);
         response.n_rdma = self.sizes.transfer((len as usize).div_ceil(PAGE) as u32);
         Ok(())
     }
@@ -1158,10 +1156,11 @@ impl Queue {
     /// (`nvmet_rdma_execute_command`).
     #[inline]
     fn execute_command(&self, mut response: Taken<Response>, cx: &Sleepable) {
-        let (Data::In(remote, len) | Data::Out(remote, len)) = response.data else {
+        if response.data == Data::None {
             return Request::execute(response, cx);
-        };
-        if matches!(response.data, Data::Out(..)) && len as usize <= self.kept_data_size {
+        }
+        let (remote, len) = (response.remote, response.len);
+        if response.data == Data::Out && len as usize <= self.kept_data_size {
             let used = (self.take_kept(cx)).and_then(|buf| response.request.use_kept(buf, len));
             return match used {
                 Ok(()) => Request::execute(response, cx),
@@ -1171,7 +1170,7 @@ impl Queue {
         if response.request.alloc_sgls(len as usize).is_err() {
             return Request::complete(response, INTERNAL, None);
         }
-        if let Data::Out(..) = response.data {
+        if response.data == Data::Out {
             // It is posted where one cannot sleep.
             return match self.qp.prepare_rw(response.request.write(remote, cx)) {
                 Ok(()) => Request::execute(response, cx),
@@ -1200,7 +1199,8 @@ impl Queue {
     #[inline]
     fn send(&self, response: Taken<Response>) {
         let posted = match response.data {
-            Data::Out(remote, _) if response.request.status() == Some(0) => {
+            Data::Out if response.request.status() == Some(0) => {
+                let remote = response.remote;
                 match response.request.kept() {
                     Some(_) => self.post(response, Some(remote)),
                     None => self.qp.post_rw(response, |response: &Response| {
@@ -1269,13 +1269,13 @@ impl Queue {
 // Responses.
 
 /// The data of a command that are not in the receive.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Data {
     None,
-    /// The host's, so many bytes, which are read from there.
-    In(Remote, u32),
-    /// Data for the host, so many bytes, which are written there.
-    Out(Remote, u32),
+    /// The host's, which are read from there.
+    In,
+    /// Data for the host, which are written there.
+    Out,
 }
 
 /// A response (`struct nvmet_rdma_rsp`), with the request of nvmet.
@@ -1287,6 +1287,9 @@ pub(crate) struct Response {
     /// The queue, while the response is not posted and until nvmet has completed the command.
     queue: Option<Arc<Queue>>,
     data: Data,
+    /// The place of the data in the host's memory, and their length, if there are some.
+    remote: Remote,
+    len: u32,
     /// The number of work requests of the transfer, at the most.
     n_rdma: u32,
     has_places: bool,
@@ -1301,6 +1304,8 @@ impl Response {
             request: Request::new(pd, cx)?,
             queue: None,
             data: Data::None,
+            remote: Remote { addr: 0, rkey: 0 },
+            len: 0,
             n_rdma: 0,
             has_places: false,
             invalidate_rkey: None,
@@ -1338,9 +1343,15 @@ impl Response {
 
     /// Ends all use of the response (`nvmet_rdma_release_rsp`).
     #[inline]
-    fn put(&mut self) {
+    fn release(&mut self) {
         self.request.release();
         self.queue = None;
+    }
+
+    /// As [`Response::release`], of one that is not sent: one copy for all of these.
+    #[cold]
+    fn put(&mut self) {
+        self.release();
     }
 }
 
@@ -1351,7 +1362,7 @@ impl CqeHandler for Response {
     /// The response was sent (`nvmet_rdma_send_done`).
     fn done(mut this: Self::Pointer, wc: &Wc, cx: &InQueue) {
         let places = this.n_rdma.saturating_add(1);
-        this.put();
+        this.release();
         let kept = this.request.take_kept();
         drop(this);
         let Some(queue) = cx.get_arc() else { return };
