@@ -6,7 +6,7 @@ export KERNEL
 sandbox := scripts/sandbox
 
 .PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms nvme nvme-hostile nvme-power \
-	races rt bench patches doc rust-analyzer deb package-test hosts next intree ulp update clean distclean
+	races rt bench patches doc rust-analyzer deb package-test hosts next intree ulp on-device update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -108,6 +108,8 @@ help:
 	@echo 'make next        the modules and the demo on the newest kernel of Debian unstable or experimental, with the'
 	@echo '                 compilers of unstable'
 	@echo 'make ulp NAME= DIR=  a new ULP in a folder of its own, which builds and runs with make there'
+	@echo 'make on-device DEV=  tries an RDMA device of this machine, outside the sandbox, and writes a report to send;'
+	@echo '                 with DRY=1 it only says what it would do'
 	@echo 'make update      look for newer kernels on the mirror the next time'
 	@echo 'make clean       remove build/'
 	@echo 'make distclean   remove build/ and the cache'
@@ -145,6 +147,10 @@ modules_install:
 
 # These print tests, which are counted here, so that it fails where one does.
 tally := bash -c '. scripts/lib.sh; "$$@" | tally' tally
+
+on-device:
+	@[ '$(DEV)' ] || { echo 'error: say which device: make on-device DEV=rxe0' >&2; exit 2; }
+	@scripts/on-device '$(DEV)' $(if $(DRY),--dry-run)
 
 demo check bench patches soak doc:
 	@$(sandbox) scripts/$@

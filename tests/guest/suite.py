@@ -13,7 +13,7 @@ from pathlib import Path
 
 from case import CASES, SECONDS, bound
 # They run in this order.
-from cases import modules, pings, ulps, kv, hostile, strangers, iwarp, nvme, ninep, storms, tracing, ends  # pylint: disable=unused-import
+from cases import modules, pings, ulps, kv, hostile, strangers, iwarp, nvme, ninep, storms, tracing, ondevice, ends  # pylint: disable=unused-import
 
 # C's transport for 9P, which may end the kernel, and what takes minutes.
 NAMED = ("9p c: ", "9p faults: ", "9p long: ")
