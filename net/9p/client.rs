@@ -295,8 +295,8 @@ impl Message {
         }
         let [.., low, high] = bytes;
         let client = self.half.session.client.as_ptr();
-        // SAFETY: The client is valid by the invariants of `Half` and `Session`. What is found has a
-        // reference until it is put. `Registration::request` has written its field before any
+        // SAFETY: The client is valid by the invariants of `Half` and `Session`. What is found has
+        // a reference until it is put. `Registration::request` has written its field before any
         // request could flush it; whoever writes it meanwhile writes two aligned bytes.
         unsafe {
             let req = bindings::p9_tag_lookup(client, u16::from_le_bytes([low, high]));
