@@ -7,13 +7,19 @@ nvme_bench DIR PHASE FIRST SECOND: PHASE is nvme-read or nvme-write, each pair H
 them (c:c), the target with parameters of its module (c:rust,sig_limit=16). What each job has said goes to
 DIR/PHASE.jsonl, a line a job, once the phase is whole. PHASE nvme-guard is one row of it, in shorter jobs.
 
-nvme_bench modes: counts what one I/O takes of the kernel's work items, softirqs, polls and switches of tasks."""
+nvme_bench modes: counts what one I/O takes of the kernel's work items, softirqs, polls and switches of tasks.
+
+nvme_bench connections: the memory of a connection, admin queue and one I/O queue, by each pair of ends, and the
+instructions that connecting and disconnecting take, those of nvme-cli and of nvme-core among them."""
 
 import json
+import os
 import re
 import sys
+import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from statistics import median
 
 import nvme
 from case import sh
@@ -25,6 +31,8 @@ ROWS = {1500: ((512, 4096), (1, 4, 16, 64)), 4400: ((4096,), (1, 16))}
 # What the guard measures, in one turn of each pair: fio says a millisecond, which is 0.0010 of such a job.
 GUARD_ROWS = {1500: ((4096,), (1,))}
 GUARD_IOS = 5_000
+# Connections that exist at once, and how often each pair of ends has so many.
+CONNECTIONS, TURNS = 24, 3
 TRACING = Path("/sys/kernel/tracing")
 # The keys by which each event is counted.
 EVENTS = {"workqueue/workqueue_execute_start": "function.sym", "rdma_core/cq_poll": "cq_id,rc",
@@ -139,10 +147,63 @@ def modes():
                       + ", ".join(f"{hits:.2f} {name}" for name, hits in per_io(counts, ios).items()), flush=True)
 
 
+def free():
+    """The bytes of memory that nothing uses, once caches are dropped."""
+    sh("sync")
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+    Path("/proc/sys/vm/compact_memory").write_text("1")
+    time.sleep(1)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+
+
+def busy():
+    """The seconds in which the CPU was not idle."""
+    idle = sum(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[4:6]))
+    return time.monotonic() - idle / os.sysconf("SC_CLK_TCK")
+
+
+def connected(pair):
+    """What each of some connections takes by a pair of ends: bytes, and seconds to connect and to disconnect."""
+    host, target = pair.split(":")
+    with nvme.ends(host, target), nvme.Null(memory_backed=0) as null, nvme.Target(null) as served:
+        def made():
+            return nvme.Controller(served, host, nr_io_queues=1, queue_size=128)
+        with made():
+            pass
+        before, begin, controllers = free(), busy(), []
+        for _ in range(CONNECTIONS):
+            controllers.append(made())
+            controllers[-1].connect()
+        connect = busy() - begin
+        taken, begin = before - free(), busy()
+        for controller in controllers:
+            controller.disconnect()
+        disconnect = busy() - begin
+    nvme.none_left()
+    return [figure / CONNECTIONS for figure in (taken, connect, disconnect)]
+
+
+def connections():
+    """A table of what a connection takes, by all pairs of ends in turns."""
+    found = {pair: [] for pair in ("c:c", "c:rust", "rust:c", "rust:rust")}
+    for n in range(TURNS):
+        for pair, figures in found.items():
+            figures.append(connected(pair))
+            said = ", ".join(f"{figure:,.4g}" for figure in figures[-1])
+            print(f"  turn {n + 1} of {TURNS}, {pair}: {said}", flush=True)
+    middle = {pair: [median(column) for column in zip(*figures)] for pair, figures in found.items()}
+    print(f"{'host:target':12}{'KiB':>10}{'connect, ms':>13}{'disconnect, ms':>16}{'by C and C':>26}")
+    for pair, (taken, connect, disconnect) in middle.items():
+        ratios = "".join(f"{mine / c:10.3f}" for mine, c in zip(middle[pair], middle["c:c"]))
+        print(f"{pair:12}{taken / 1024:10,.1f}{connect * 1000:13.2f}{disconnect * 1000:16.2f}{ratios}", flush=True)
+
+
 def main():
     nvme.up("rxe")
     if sys.argv[1] == "modes":
         modes()
+    elif sys.argv[1] == "connections":
+        connections()
     else:
         folder, phase, *pairs = sys.argv[1:]
         measure(Path(folder), phase, *pairs)
