@@ -59,14 +59,14 @@ class Instance:
             time.sleep(0.1)
         raise TimeoutError("no server listens")
 
-    def settle(self, key, value, seconds=5):
+    def settle(self, key, value, seconds=30):
         """A server learns of its last completions a moment after its client has ended."""
         end = time.monotonic() + seconds
         while self.stats()[key] < value and time.monotonic() < end:
             time.sleep(0.05)
         return self.stats()
 
-    def wait_reason(self, seconds=45):
+    def wait_reason(self, seconds=100):
         """Why it has ended."""
         end = time.monotonic() + seconds
         while not self.read("reason") and time.monotonic() < end:
@@ -76,7 +76,7 @@ class Instance:
         return reason
 
 
-def peer(role, port, count, size=64, addr=ADDR, where=(), seconds=60):
+def peer(role, port, count, size=64, addr=ADDR, where=(), seconds=110):
     """Starts the userspace rping: role is "client" or "server"."""
     return subprocess.Popen(
         [*where, "timeout", str(seconds), "rping", f"-{role[0]}", "-a", addr, "-p", str(port),
@@ -97,7 +97,7 @@ def finish(process):
     return 0 if closed else process.returncode, "; ".join(said)
 
 
-def wait_listening(port, seconds=10):
+def wait_listening(port, seconds=30):
     """Until a userspace server listens."""
     end = time.monotonic() + seconds
     while f":{port} " not in subprocess.run(
