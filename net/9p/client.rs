@@ -183,7 +183,7 @@ impl Session {
     }
 }
 
-/// A half of a request.
+/// A half of a request, or another reference to it.
 ///
 /// # Invariants
 ///
@@ -195,7 +195,7 @@ struct Half {
 
 // SAFETY: References to requests may be dropped in any thread.
 unsafe impl Send for Half {}
-// SAFETY: A shared one gives access to nothing.
+// SAFETY: A shared one only reads what nothing writes, or is read and written at once.
 unsafe impl Sync for Half {}
 
 impl Half {
@@ -275,6 +275,11 @@ impl Message {
         self.half.kind()
     }
 
+    /// Returns whether this flushes a request (`Tflush`).
+    pub(crate) fn is_flush(&self) -> bool {
+        u32::from(self.kind()) == bindings::p9_msg_t_P9_TFLUSH
+    }
+
     /// Copies the first bytes, as many as there are, and returns their number.
     pub(crate) fn copy(&self, to: &mut [u8]) -> usize {
         let len = self.len.min(to.len());
@@ -283,27 +288,24 @@ impl Message {
         len
     }
 
-    /// Returns the name that [`Reply::set_name`] has given the request which this flushes, if it
-    /// does (`Tflush`); `P9_NOTAG` if it has none. Not for handlers: `p9_tag_lookup()` spins while
-    /// the thread that they have interrupted allocates or frees the request.
-    pub(crate) fn flushes(&self, _cx: &Sleepable) -> Option<u16> {
+    /// Returns the request that this flushes (`Tflush`). Not for handlers: `p9_tag_lookup()` spins
+    /// while the thread that they have interrupted allocates or frees the request.
+    pub(crate) fn flushes(&self, _cx: &Sleepable) -> Option<Flushed> {
         let mut bytes = [0; HEADER + 2];
-        if u32::from(self.kind()) != bindings::p9_msg_t_P9_TFLUSH
-            || self.copy(&mut bytes) < bytes.len()
-        {
+        if !self.is_flush() || self.copy(&mut bytes) < bytes.len() {
             return None;
         }
         let [.., low, high] = bytes;
-        let client = self.half.session.client.as_ptr();
-        // SAFETY: The client is valid by the invariants of `Half` and `Session`. What is found has
-        // a reference until it is put. `Registration::request` has written its field before any
-        // request could flush it; whoever writes it meanwhile writes two aligned bytes.
+        let session = &self.half.session;
+        // SAFETY: The client is valid by the invariants of `Half` and `Session`. The request that
+        // is found is one of it, and has a reference, which `half` takes. Its name was written
+        // before it was sent, and C parses its reply when it was flushed.
         unsafe {
-            let req = bindings::p9_tag_lookup(client, u16::from_le_bytes([low, high]));
-            let req = NonNull::new(req)?;
-            let name = (&raw const (*req.as_ptr()).rc.tag).read_volatile();
-            bindings::p9_req_put(client, req.as_ptr());
-            Some(name)
+            let req =
+                bindings::p9_tag_lookup(session.client.as_ptr(), u16::from_le_bytes([low, high]));
+            let half = Half::new(NonNull::new(req)?, session.clone());
+            let name = (&raw const (*half.rc()).tag).read_volatile();
+            Some(Flushed { half, name })
         }
     }
 
@@ -318,6 +320,25 @@ impl Message {
                 list,
             }),
             _ => Err(list),
+        }
+    }
+}
+
+/// A request that is flushed.
+pub(crate) struct Flushed {
+    half: Half,
+    name: u16,
+}
+
+impl Flushed {
+    /// Returns the name that [`Reply::set_name`] has given the request; `P9_NOTAG` if it has none,
+    /// or has ended, as another one may have that name then.
+    pub(crate) fn name(&self) -> u16 {
+        // SAFETY: By the invariant of `Half` the request is valid. C writes the field so, too.
+        let status = unsafe { (&raw const (*self.half.req.as_ptr()).status).read_volatile() };
+        match u32::try_from(status) {
+            Ok(bindings::p9_req_status_t_REQ_STATUS_SENT) => self.name,
+            _ => u16::MAX,
         }
     }
 }
@@ -372,8 +393,8 @@ pub(crate) enum Outcome {
 pub(crate) struct Reply(ManuallyDrop<Half>);
 
 impl Reply {
-    /// Gives the request a name, for [`Message::flushes`] (`req->rc.tag`, which has no meaning
-    /// until C reads the reply).
+    /// Gives the request a name, for [`Flushed::name`] (`req->rc.tag`, which is `P9_NOTAG`, and has
+    /// no meaning until C reads the reply).
     pub(crate) fn set_name(&mut self, name: u16) {
         // SAFETY: By the type invariant the buffer is this one's.
         unsafe { (&raw mut (*self.0.rc()).tag).write_volatile(name) };
@@ -578,8 +599,6 @@ impl<T: Transport> Registration<T> {
             bindings::p9_helper_req_get(req);
             let sent = bindings::p9_req_status_t_REQ_STATUS_SENT as c_int;
             (&raw mut (*req).status).write_volatile(sent);
-            // C leaves it uninitialized. This is `P9_NOTAG`.
-            (&raw mut (*req).rc.tag).write_volatile(u16::MAX);
             let len = (*req).tc.size as usize;
             // INVARIANT: C has finished the message, and lends the buffer.
             let message = Message {

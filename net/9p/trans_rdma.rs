@@ -19,6 +19,7 @@ mod bindings;
 mod client;
 
 use crate::client::{
+    Flushed,
     Message,
     Options,
     Outcome,
@@ -122,8 +123,8 @@ struct Posted {
 struct Waiting {
     reply: Option<Reply>,
     outcome: Option<Outcome>,
-    /// The exchange that the request flushes.
-    flushes: Option<TagId>,
+    /// The request that this one flushes.
+    flushes: Option<Flushed>,
 }
 
 /// A request.
@@ -152,6 +153,7 @@ fn take_back(tag: &mut Tag<Rpc>) -> (Option<Reply>, Option<Outcome>) {
     if let Some(rest) = posted.rest.take() {
         posted.list = Some(rest.into_owner().into_list());
     }
+    waiting.flushes = None;
     (waiting.reply.take(), waiting.outcome.take())
 }
 
@@ -354,10 +356,9 @@ impl Conn {
 
     /// Sends a request (`rdma_request`).
     fn request(&self, message: Message, mut reply: Reply, cx: &Sleepable) -> Result {
-        let flushes = message.flushes(cx);
-        let (tags, first) = match flushes {
-            Some(_) => (&self.flush, FLUSH),
-            None => (&self.tags, 0),
+        let (tags, first) = match message.is_flush() {
+            true => (&self.flush, FLUSH),
+            false => (&self.tags, 0),
         };
         let mut tag = tags.wait(u32::MAX, cx)?;
         let mut id = tag.id();
@@ -368,11 +369,13 @@ impl Conn {
             self.untagged.store(id.to_u32(), Relaxed);
         } else if let Some(at) = head.get_mut(HEADER - 2..HEADER) {
             at.copy_from_slice(&tag_of(id).to_le_bytes());
+            reply.set_name(tag_of(id));
         }
-        if let (Some(old), Some(at)) = (flushes, head.get_mut(HEADER..HEADER + 2)) {
-            at.copy_from_slice(&old.to_le_bytes());
+        // A request that has ended while this has waited gives no name: it may be another one's.
+        let flushes = message.flushes(cx);
+        if let (Some(old), Some(at)) = (&flushes, head.get_mut(HEADER..HEADER + 2)) {
+            at.copy_from_slice(&old.name().to_le_bytes());
         }
-        reply.set_name(tag_of(id));
         let (posted, waiting) = tag.parts();
         posted.head.fill(&[head.get(..len).ok_or(EINVAL)?])?;
         match message.rest(HEAD, posted.list.take().ok_or(EINVAL)?) {
@@ -381,7 +384,7 @@ impl Conn {
             Err(list) => posted.list = Some(list),
         }
         waiting.reply = Some(reply);
-        waiting.flushes = flushes.map(id_of);
+        waiting.flushes = flushes;
         let posted = tag.post(&self.qp, |posted, chain: &mut Chain<'_, 1, 2>| {
             let mut sges = SgeList::<_, 2>::new(posted.head.filled()?);
             if let Some(rest) = &posted.rest {
@@ -427,8 +430,8 @@ impl Conn {
         waiting.outcome = Some(Outcome::Received);
         // A reply to what is flushed would have come before this.
         if header.kind == bindings::p9_msg_t_P9_RFLUSH as u8 {
-            let flushed = waiting.flushes.map(|old| self.tags.reply(wc, old));
-            if let Some(Ok(mut flushed)) = flushed {
+            let old = waiting.flushes.as_ref().map(|old| id_of(old.name()));
+            if let Some(Ok(mut flushed)) = old.map(|old| self.tags.reply(wc, old)) {
                 flushed.outcome = Some(Outcome::Flushed);
             }
         }

@@ -72,9 +72,9 @@ def silence():
     return "silent" in RELAY_LOG.read_text()
 
 
-def held():
-    """Returns how many reads the relay has not passed on."""
-    return RELAY_LOG.read_text().count("held\n")
+def told(what="held"):
+    """Returns how often the relay has told of this, as of a request that it has not passed on."""
+    return RELAY_LOG.read_text().count(f"{what}\n")
 
 
 @contextmanager

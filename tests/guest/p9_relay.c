@@ -6,7 +6,8 @@
  *   p9_relay ADDR PORT SERVER_PORT [HOW [COUNT]]
  *
  * Serves one connection to its end. From the COUNTth reply on, which is the first one otherwise, it
- * misbehaves as HOW says: see misbehave(). With "hold" it does not relay reads.
+ * misbehaves as HOW says: see misbehave(). With "hold" it does not relay reads, with "mute" no version, and with
+ * "overtake" it keeps what is flushed waiting: see overtake().
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -24,7 +25,7 @@
 #define DEPTH 64
 #define MAX_MESSAGE (1024 * 1024)
 
-enum { HEADER = 7, TREAD = 116 };
+enum { HEADER = 7, TVERSION = 100, TFLUSH = 108, TREAD = 116 };
 
 static char (*requests)[MAX_MESSAGE], *reply;
 static struct ibv_mr *requests_mr, *reply_mr;
@@ -87,6 +88,15 @@ static int read_all(char *bytes, size_t len)
 	return recv(server, bytes, len, MSG_WAITALL) == (ssize_t)len;
 }
 
+/* Returns the tag of what a flush names. */
+static uint16_t flushed_by(const char *message)
+{
+	uint16_t tag;
+
+	memcpy(&tag, message + HEADER, sizeof(tag));
+	return le16toh(tag);
+}
+
 static int send_reply(size_t len)
 {
 	struct ibv_wc wc;
@@ -101,7 +111,7 @@ static int misbehave(uint32_t size)
 {
 	uint16_t tag = tag_of(reply);
 
-	if (is("hold"))
+	if (is("hold") || is("mute") || is("overtake"))
 		return send_reply(size);
 	if (is("silent")) {
 		warnx("silent");
@@ -179,6 +189,63 @@ static void *watch(void *unused)
 	return unused;
 }
 
+/* Answers a request with so many zeroes. */
+static void answer(const char *request, uint32_t len)
+{
+	memset(reply, 0, HEADER + len);
+	set_size(reply, HEADER + len);
+	reply[4] = request[4] + 1;
+	set_tag(reply, tag_of(request));
+	if (!send_reply(HEADER + len))
+		warnx("no reply was sent");
+}
+
+/*
+ * Two reads are held, of which the peer flushes one and then the other. When the next request comes, the other read is
+ * answered. The first flush is answered only when that read's tag was used again: the request that has it is held until
+ * the second flush has come, which must not name it. Returns whether the request was held or answered here.
+ */
+static int overtake(const char *request)
+{
+	static char reads[2][64], flush[64], again[256];
+	static int held, is_answered, is_over;
+	const char *other;
+
+	if (is_over)
+		return 0;
+	if (request[4] == TREAD && held < 2) {
+		memcpy(reads[held++], request, HEADER);
+		warnx("held");
+		return 1;
+	}
+	if (request[4] == TFLUSH && !size_of(flush)) {
+		memcpy(flush, request, HEADER + 2);
+		warnx("flushes");
+		return 1;
+	}
+	if (!size_of(flush))
+		return 0;
+	other = reads[tag_of(reads[0]) == flushed_by(flush)];
+	if (request[4] == TFLUSH) {
+		warnx(flushed_by(request) == tag_of(other) ? "another request is flushed" : "nothing is flushed");
+		answer(request, 0);
+		is_over = 1;
+		if (size_of(again) && !write_all(again, size_of(again)))
+			warnx("no request was sent");
+		return 1;
+	}
+	if (!is_answered) {
+		answer(other, 4);
+		is_answered = 1;
+	} else if (tag_of(request) == tag_of(other) && size_of(request) <= sizeof(again)) {
+		memcpy(again, request, size_of(request));
+		warnx("held again");
+		answer(flush, 0);
+		return 1;
+	}
+	return 0;
+}
+
 static void post_recv(void *request)
 {
 	if (rdma_post_recv(id, request, request, MAX_MESSAGE, requests_mr))
@@ -213,8 +280,14 @@ static void serve(int port)
 		if (size_of(request) != wc.byte_len)
 			errx(1, "a request of %u bytes that says %u", wc.byte_len, size_of(request));
 		/* Its reply never comes, unless it is flushed. */
-		if (is("hold") && request[4] == TREAD) {
+		if ((is("hold") && request[4] == TREAD) || (is("mute") && request[4] == TVERSION)) {
 			warnx("held");
+			post_recv(request);
+			continue;
+		}
+		if (is("mute") && request[4] == TFLUSH)
+			warnx("flushes %u", flushed_by(request));
+		if (is("overtake") && overtake(request)) {
 			post_recv(request);
 			continue;
 		}

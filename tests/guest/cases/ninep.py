@@ -14,8 +14,9 @@ from pathlib import Path
 
 import faults
 from case import BUILD, FLAVOUR, STOCK, case, sh
-from ninep import (MOUNT, SERVED, TRANSPORTS, diod, fill, held, loaded, mount, mount_here, mounted, relay, silence,
-                   unmount, unmount_here)
+from ninep import (MOUNT, RELAY_LOG, SERVED, TRANSPORTS, diod, fill, loaded, mount, mount_here, mounted, relay, silence,
+                   told, unmount, unmount_here, words)
+from rping import ADDR
 from traffic import link, siw_link
 
 # The replies to what a mount asks for, and some more.
@@ -177,7 +178,7 @@ def flushed(transport, rounds=3):
             readers = [subprocess.Popen(["cat", MOUNT / "works"]) for _ in range(2)]
             # A reader that is killed before its request was sent would wait for the reply: the client puts a signal
             # aside that is there already.
-            while held() < 2 * (done + 1):
+            while told() < 2 * (done + 1):
                 assert all(it.poll() is None for it in readers), "a reader has ended"
                 time.sleep(0.05)
             # The queue is full of what is to be flushed.
@@ -192,6 +193,47 @@ def flushed(transport, rounds=3):
                 process.kill()
                 raise AssertionError(f"a reader does not end: {stacks}") from None
         works()
+
+
+def wait_until(is_so, what):
+    end = time.monotonic() + 100
+    while not is_so():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def is_flushing(process):
+    # The request waits, and in it that which flushes it; p9_client_flush() may be inlined.
+    return Path(f"/proc/{process.pid}/stack").read_text().count("p9_client_rpc") > 1
+
+
+def overtaken(transport):
+    """A read is answered while its flush waits for another one, and its tag is used again until that is sent."""
+    with loaded(transport), mounted(transport, "sq=3", "rq=3", how="overtake"):
+        works()
+        readers = [subprocess.Popen(["cat", MOUNT / "works"]) for _ in range(2)]
+        wait_until(lambda: told() == 2, "the reads do not come")
+        for reader in readers:
+            reader.kill()
+            wait_until(lambda: is_flushing(reader), "a read is not flushed")  # pylint: disable=cell-var-from-loop
+        wait_until(lambda: told("flushes"), "a flush does not come")
+        while not told("flushed"):
+            os.stat(MOUNT / "works")
+        for reader in readers:
+            assert reader.wait(60) == -signal.SIGKILL
+        assert told("held again"), "the tag was not used again"
+        assert not told("another request is flushed")
+        works()
+
+
+def version_flushed(transport):
+    """A mount that is killed before the server has answered. Its first request has no tag, nor has what flushes it."""
+    with loaded(transport), diod(), relay("mute") as (port, _):
+        mounting = subprocess.Popen(["mount", "-t", "9p", "-o", words(transport, port), ADDR, MOUNT])
+        wait_until(told, "no version comes")
+        mounting.kill()
+        assert mounting.wait(60) == -signal.SIGKILL
+        assert told("flushes 65535"), RELAY_LOG.read_text()
 
 
 def lied(transport, how):
@@ -355,6 +397,8 @@ def declare(prefix, long, transport, lies=LIES):
 if FLAVOUR.partition(".")[0] in ("stock", "um-debug"):
     declare("9p", "9p" if STOCK else "9p long", "rdma_rs", LIES if STOCK else FEW_LIES)
     case("9p: options are shown, and those that cannot be are refused", "rdma_rs")(options)
+    case("9p: a read that is answered while its flush waits", "rdma_rs")(overtaken)
+    case("9p: a mount that is killed before the server has answered", "rdma_rs")(version_flushed)
     declare("9p c", "9p c", "rdma")
     if not STOCK:
         case("9p faults: flushes", "rdma_rs", 100)(flushed)
