@@ -238,7 +238,7 @@ impl Posted {
     fn write(&self, command: &[u8; COMMAND], id: TagId) -> Result {
         const FLAGS: usize = 8 * offset_of!(Command, flags);
         const COMMAND_ID: usize = 8 * offset_of!(Command, command_id);
-        // In two writes, as each has its bounds checked and is synchronised.
+        // The first word has both the flags and the id, so that two writes are enough.
         let (first, rest) = command.split_first_chunk().ok_or(EINVAL)?;
         let id = u64::from(id.generation << TAG_BITS | id.index);
         let first = u64::from_le_bytes(*first) & !(u64::from(u16::MAX) << COMMAND_ID)
@@ -667,7 +667,7 @@ impl Queue {
         let payload = rq.map()?;
         let is_inline = is_inline && payload.entries() <= self.inline_segments;
         let pd = waiting.pd.take().unwrap_or_else(|| self.pd.clone());
-        // Once for each kind, so that what is sent with the command is made in its place.
+        // Mapped in each arm: that of inline data is made in the tag, and not moved there.
         if is_inline {
             posted.data = Data::Inline(Self::map(pd, payload)?);
             return Ok(());

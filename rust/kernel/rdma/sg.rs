@@ -678,12 +678,12 @@ pub(crate) unsafe fn cut(
 }
 
 /// Maps a list; returns its number of bytes, and of pages at the most. Not inlined, so that it is
-/// not in each ULP. It does not return the list, so that the caller makes that in its place.
+/// not in each ULP. The caller makes the [`MappedList`], which is not moved then.
 ///
 /// # Safety
 ///
 /// The table is of a list that [`SgOwner::sgl`] has returned, which is not mapped, and its owner is
-/// there. The device is registered.
+/// valid. The device is registered.
 #[inline(never)]
 unsafe fn map_table(
     dev: *mut bindings::ib_device,
@@ -754,21 +754,8 @@ impl MappedList {
     /// each ULP.
     #[inline(never)]
     fn append_to<'a>(&'a self, sges: &mut [Sge<'a>], len: &mut usize) -> Result {
-        // To some devices the highest bit of a length has another meaning.
-        if self.len > i32::MAX as u32 {
-            return Err(EINVAL);
-        }
-        let table = &self.mapping.0.table;
-        let (count, mut sg) = (table.nents as usize, table.sgl);
-        let room = sges.get_mut(*len..).and_then(|room| room.get_mut(..count));
-        let (to, rest) = room.and_then(|room| room.split_first_mut()).ok_or(ENOSPC)?;
-        *to = self.sge(sg);
-        for to in rest {
-            // SAFETY: By the invariant of `Mapping` the list has so many entries that are mapped.
-            sg = unsafe { bindings::sg_next(sg) };
-            *to = self.sge(sg);
-        }
-        *len += count;
+        let room = sges.get_mut(*len..).ok_or(ENOSPC)?;
+        *len += self.write_to(room, |sge| sge)?;
         Ok(())
     }
 
@@ -776,6 +763,12 @@ impl MappedList {
     /// [`SgMap::append_to`]. Not inlined, so that it is not in each ULP.
     #[inline(never)]
     pub(crate) fn write_sges(&self, to: &mut [MaybeUninit<bindings::ib_sge>]) -> Result<usize> {
+        self.write_to(to, |sge| MaybeUninit::new(sge.to_raw()))
+    }
+
+    /// Writes an entry for each of the list, and returns their number.
+    #[inline]
+    fn write_to<'a, T>(&'a self, to: &mut [T], entry: impl Fn(Sge<'a>) -> T) -> Result<usize> {
         // To some devices the highest bit of a length has another meaning.
         if self.len > i32::MAX as u32 {
             return Err(EINVAL);
@@ -784,11 +777,11 @@ impl MappedList {
         let (count, mut sg) = (table.nents as usize, table.sgl);
         let room = to.get_mut(..count).and_then(|room| room.split_first_mut());
         let (to, rest) = room.ok_or(ENOSPC)?;
-        to.write(self.sge(sg).to_raw());
+        *to = entry(self.sge(sg));
         for to in rest {
             // SAFETY: By the invariant of `Mapping` the list has so many entries that are mapped.
             sg = unsafe { bindings::sg_next(sg) };
-            to.write(self.sge(sg).to_raw());
+            *to = entry(self.sge(sg));
         }
         Ok(count)
     }

@@ -250,9 +250,9 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
         Ok(output)
     }
 
-    /// Adds a message of a header and of all of a list's memory behind it at the end: the one that
-    /// [`SgMap::append_to`] makes the list for, which is written in place. Fails as that, and as
-    /// [`Chain::push`].
+    /// Adds a SEND of a header and, behind it, all of a list's memory. This is [`Chain::push`] of
+    /// the entries of [`SgMap::append_to`], and fails as these, but writes them where the driver
+    /// reads them.
     ///
     /// # Examples
     ///
