@@ -36,17 +36,15 @@ use core::{
     }, //
 };
 use kernel::{
-    container_of,
     error::{
         from_result,
         to_result, //
     },
+    fmt::Write,
     impl_has_work,
-    module::this_module,
-    new_mutex,
     new_work,
     prelude::*,
-    str::CString,
+    str::Formatter,
     sync::{
         atomic::{
             Atomic,
@@ -55,6 +53,7 @@ use kernel::{
         },
         Mutex, //
     },
+    time::Jiffies,
     types::Opaque,
     workqueue::{
         self,
@@ -128,7 +127,7 @@ impl Transport {
     pub(crate) fn new(target: Arc<Target>) -> impl PinInit<Self> {
         pin_init!(Self {
             target,
-            client <- new_mutex!(None, "nvmet::Transport::client"),
+            client <- kernel::new_mutex!(None, "nvmet::Transport::client"),
         })
     }
 
@@ -171,7 +170,7 @@ impl PinnedDrop for Transport {
 
 /// The operations of the transport.
 const OPS: &bindings::nvmet_fabrics_ops = &bindings::nvmet_fabrics_ops {
-    owner: this_module::<crate::RdmaClientModule>().as_ptr(),
+    owner: kernel::module::this_module::<crate::RdmaClientModule>().as_ptr(),
     type_: bindings::NVMF_TRTYPE_RDMA,
     msdbd: 1,
     // Without NVMF_METADATA_SUPPORTED nvmet refuses ports that are to have T10-PI.
@@ -198,7 +197,17 @@ unsafe extern "C" fn add_port(raw: *mut bindings::nvmet_port) -> c_int {
         // SAFETY: This is an operation, which returns before the reference is used again.
         let target: Arc<Target> = unsafe { target() }.into();
         let client = ClientRef::of::<NvmetRdma>(&cx)?;
-        let nport = Nport::new(NonNull::new(raw).ok_or(EINVAL)?, target.clone(), client)?;
+        let (raw, of_port) = (NonNull::new(raw).ok_or(EINVAL)?, target.clone());
+        // INVARIANT: If this fails, what is made is dropped, and if not, nvmet calls `remove_port`,
+        // which closes it, before it frees the port.
+        let init = pin_init!(Nport {
+            raw,
+            _target: of_port,
+            client,
+            users <- Users::new(),
+            closing <- new_work!("nvmet::Nport::closing"),
+        });
+        let (nport, raw) = (Arc::pin_init(init, GFP_KERNEL)?, raw.as_ptr());
         // SAFETY: The port is valid, as the caller promises.
         let mut config = unsafe { PortConfig::read(&nport) }?;
         let added = KBox::new_uninit(GFP_KERNEL)?;
@@ -238,7 +247,7 @@ unsafe extern "C" fn remove_port(raw: *mut bindings::nvmet_port) {
 /// The request was given to nvmet.
 unsafe fn given(req: *mut bindings::nvmet_req) -> *mut Inner {
     // SAFETY: Only `give` gives requests to nvmet, each of which is that field.
-    unsafe { container_of!(req.cast::<Opaque<bindings::nvmet_req>>(), Inner, req) }
+    unsafe { kernel::container_of!(req.cast::<Opaque<bindings::nvmet_req>>(), Inner, req) }
 }
 
 /// `nvmet_fabrics_ops.queue_response`.
@@ -249,12 +258,10 @@ unsafe fn given(req: *mut bindings::nvmet_req) -> *mut Inner {
 unsafe extern "C" fn queue_response(req: *mut bindings::nvmet_req) {
     // SAFETY: The request was given, and nvmet, which gives it back once, does not use it after
     // this.
-    let response = unsafe {
-        let response = take_back(req, State::Done);
+    Target::queue_response(unsafe {
         (*given(req)).completed();
-        response
-    };
-    Target::queue_response(response);
+        take_back(req, State::Done)
+    });
 }
 
 /// `nvmet_fabrics_ops.delete_ctrl`.
@@ -267,24 +274,20 @@ unsafe extern "C" fn delete_ctrl(ctrl: *mut bindings::nvmet_ctrl) {
     unsafe { target() }.delete_ctrl(&Ctrl(ctrl, PhantomData));
 }
 
-/// Returns an address as text, if there is memory for it.
-fn text(addr: net::IpAddr) -> Result<CString> {
-    CString::try_from_fmt(fmt!("{addr:?}"))
-}
-
-/// Writes text to a buffer, and zeroes behind it. Returns the length of what fits.
+/// Writes an address to a buffer, and zeroes behind it. Returns the length of the text.
 ///
 /// # Safety
 ///
-/// The buffer has `len` bytes, and is not a part of the text.
-unsafe fn write(text: &[u8], to: *mut c_char, len: usize) -> usize {
-    let count = text.len().min(len);
-    // SAFETY: The buffer has as many bytes, as the caller promises.
-    unsafe {
+/// The buffer has `len` bytes.
+unsafe fn write(addr: net::IpAddr, to: *mut c_char, len: usize) -> usize {
+    // SAFETY: The buffer has as many bytes, as the caller promises, which are initialised then.
+    let mut text = Formatter::new(unsafe {
         ptr::write_bytes(to, 0, len);
-        ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), count);
-    }
-    count
+        core::slice::from_raw_parts_mut(to, len)
+    });
+    // What does not fit is cut off.
+    let _ = text.write_fmt(fmt!("{addr:?}"));
+    text.bytes_written().min(len)
 }
 
 /// `nvmet_fabrics_ops.disc_traddr`.
@@ -300,13 +303,12 @@ unsafe extern "C" fn disc_traddr(
     // SAFETY: The request is being executed, so its response is there until this returns, and
     // nobody else uses it.
     let response = unsafe { &*(&raw const (*given(req)).owner).cast::<Taken<Response>>() };
-    let text = Target::disc_traddr(response).and_then(|addr| text(addr).ok());
     let len = bindings::NVMF_TRADDR_SIZE as usize;
     // SAFETY: The port is valid. A user may change the address of one that is being disabled, so it
     // is read byte by byte. The buffer is as long, and nvmet sends all of it.
     unsafe {
-        if let Some(text) = text {
-            write(text.to_bytes(), traddr, len);
+        if let Some(addr) = Target::disc_traddr(response) {
+            write(addr, traddr, len);
             return;
         }
         let configured = (&raw const (*port).disc_addr.traddr).cast::<c_char>();
@@ -327,10 +329,9 @@ unsafe extern "C" fn host_traddr(
     len: usize,
 ) -> isize {
     // SAFETY: This is an operation, which returns before the reference is used again.
-    let addr = unsafe { target() }.host_traddr(&Ctrl(ctrl, PhantomData));
-    match addr.and_then(text) {
+    match unsafe { target() }.host_traddr(&Ctrl(ctrl, PhantomData)) {
         // SAFETY: The buffer has `len` bytes, as the caller promises.
-        Ok(text) => unsafe { write(text.to_bytes(), traddr, len) as isize },
+        Ok(addr) => unsafe { write(addr, traddr, len) as isize },
         Err(e) => e.to_errno() as isize,
     }
 }
@@ -351,7 +352,9 @@ pub(crate) struct Ctrl<'a>(*mut bindings::nvmet_ctrl, PhantomData<&'a ()>);
 // Work items.
 
 /// A work item for nvmet's queue. While it lives it keeps its client.
-pub(crate) trait Item: Send + Sync + 'static {
+pub(crate) trait Item:
+    WorkItem<Pointer = Arc<Self>> + Send + Sync + Sized + 'static
+{
     /// Returns the client.
     fn client(&self) -> &ClientRef;
 }
@@ -364,18 +367,15 @@ fn wq(_client: &ClientRef) -> &'static workqueue::Queue {
 }
 
 /// Queues a work item on `nvmet_wq`. Any context. Does nothing if it is queued.
-pub(crate) fn enqueue<T>(item: Arc<T>)
-where
-    T: WorkItem<Pointer = Arc<T>> + workqueue::HasWork<T> + Item,
-{
+pub(crate) fn enqueue<T: Item + workqueue::HasWork<T>>(item: Arc<T>) {
     let _ = wq(item.client()).enqueue(item);
 }
 
 /// As [`enqueue`], in a while.
-pub(crate) fn enqueue_delayed<T>(item: Arc<T>, delay: kernel::time::Jiffies)
-where
-    T: WorkItem<Pointer = Arc<T>> + workqueue::HasDelayedWork<T> + Item,
-{
+pub(crate) fn enqueue_delayed<T: Item + workqueue::HasDelayedWork<T>>(
+    item: Arc<T>,
+    delay: Jiffies,
+) {
     let _ = wq(item.client()).enqueue_delayed(item, delay);
 }
 
@@ -388,7 +388,7 @@ where
 ///
 /// # Invariants
 ///
-/// `raw` is valid while there are `users`, the submission queues, or until these are closed.
+/// `raw` is valid until `users` is closed, and there are none: they are the submission queues.
 #[pin_data]
 pub(crate) struct Nport {
     raw: NonNull<bindings::nvmet_port>,
@@ -425,23 +425,6 @@ impl WorkItem for Nport {
 }
 
 impl Nport {
-    fn new(
-        raw: NonNull<bindings::nvmet_port>,
-        target: Arc<Target>,
-        client: ClientRef,
-    ) -> Result<Arc<Self>> {
-        // INVARIANT: nvmet is adding the port. If that fails, this is dropped, and if not, nvmet
-        // calls `remove_port`, which closes this, before it frees the port.
-        let init = pin_init!(Self {
-            raw,
-            _target: target,
-            client,
-            users <- Users::new(),
-            closing <- new_work!("nvmet::Nport::closing"),
-        });
-        Arc::pin_init(init, GFP_KERNEL)
-    }
-
     /// nvmet removes the port. The work item is queued before it flushes its queue.
     fn close(self: Arc<Self>) {
         self.users.close();
@@ -641,13 +624,15 @@ impl Sq {
     /// Returns `false` if there is none.
     pub(crate) fn fatal_error(&self, _cx: &Sleepable) -> bool {
         let reported = self.with(|_| {
-            let ctrl = NonNull::new(self.0.ctrl())?;
-            // SAFETY: The queue, which is not destroyed before the reference is given back, has one
-            // to its controller.
-            unsafe { bindings::nvmet_ctrl_fatal_error(ctrl.as_ptr()) };
-            Some(())
+            let ctrl = self.0.ctrl();
+            if !ctrl.is_null() {
+                // SAFETY: The queue, which is not destroyed before the reference is given back, has
+                // a reference to its controller.
+                unsafe { bindings::nvmet_ctrl_fatal_error(ctrl) };
+            }
+            !ctrl.is_null()
         });
-        reported.flatten().is_some()
+        reported.unwrap_or(false)
     }
 }
 
@@ -823,11 +808,10 @@ impl Request {
         sq: &Sq,
         _cx: &Sleepable,
     ) -> Result<Option<Taken<Response>>, Taken<Response>> {
-        let inner = response.request.inner();
-        if inner.state != State::Idle {
-            inner.abandon();
+        if response.request.inner().state != State::Idle {
+            response.request.abandon();
         }
-        let received = inner.receive(command, len, sq.0.nport.raw);
+        let received = (response.request.inner()).receive(command, len, sq.0.nport.raw);
         let mut refused = Some(response);
         let parsed = sq.with(|raw| {
             let mut response = refused.take_if(|_| received)?;
@@ -847,7 +831,7 @@ impl Request {
         });
         match refused {
             Some(mut response) => {
-                response.request.inner().abandon();
+                response.request.abandon();
                 Err(response)
             }
             None => Ok(parsed.flatten()),
@@ -914,54 +898,35 @@ impl Request {
     #[inline]
     pub(crate) fn kept(&self) -> Option<Sge<'_>> {
         let inner = self.shared();
-        if inner.state != State::Done {
-            return None;
-        }
-        inner.kept.as_ref()?.sge(0..inner.kept_len).ok()
+        let kept = (inner.state == State::Done).then_some(inner.kept.as_ref()?)?;
+        kept.sge(0..inner.kept_len).ok()
     }
 
     /// Takes the buffer of a request that was released, for another one.
     #[inline]
     pub(crate) fn take_kept(&mut self) -> Option<Buf<ToDevice>> {
         let inner = self.inner();
-        // Without this check all of the buffer's fields are moved where there is none.
+        // `take()` alone would copy the whole buffer even if there is none.
         if inner.kept.is_none() || inner.state != State::Idle {
             return None;
         }
         inner.kept.take()
     }
 
-    /// Allocates the memory of a command's data (`nvmet_req_alloc_sgls`). Fails with `ENOMEM`, or
-    /// `EINVAL` if the command was not parsed or has data.
-    pub(crate) fn alloc_sgls(&mut self, len: usize) -> Result {
-        let inner = self.dataless()?;
-        let req = inner.req.get();
-        // SAFETY: The request was parsed, and has no data, as just checked. Lists of another kind
-        // are freed as nvmet does it.
-        let (allocated, list, entries) = unsafe {
-            (*req).transfer_len = len;
-            let ret = bindings::nvmet_req_alloc_sgls(req);
-            let is_plain = (*req).p2p_dev.is_null() && (*req).metadata_sg.is_null();
-            let allocated = match ret {
-                0 if is_plain => Ok(()),
-                0 => {
-                    bindings::nvmet_req_free_sgls(req);
-                    Err(EINVAL)
-                }
-                _ => Err(Error::from_errno(ret)),
-            };
-            (allocated, (*req).sg, (*req).sg_cnt)
-        };
-        // INVARIANT: The list is from `sgl_alloc`, as there is no device whose memory it is, which
-        // was just checked. The pages alone free it.
-        let pages = allocated.and_then(|()| {
-            let list = NonNull::new(list).ok_or(ENOMEM)?;
-            let entries = entries.try_into()?;
-            Ok(Pages { list, entries })
-        });
-        let filled = pages.and_then(|pages| Ok(inner.data.fill(pages)?));
-        inner.keyed = filled.is_ok();
-        filled.inspect_err(|_| inner.no_data())
+    /// Allocates the memory of a command's data (`sgl_alloc`). Fails with `ENOMEM`, or `EINVAL` if
+    /// the command was not parsed or has data.
+    pub(crate) fn alloc_sgls(&mut self, len: u32) -> Result {
+        let (inner, mut entries) = (self.dataless()?, 0);
+        // SAFETY: The number is valid for writes.
+        let list =
+            unsafe { bindings::sgl_alloc(len.into(), bindings::GFP_KERNEL, &raw mut entries) };
+        let list = NonNull::new(list).ok_or(ENOMEM)?;
+        // INVARIANT: The list was just allocated.
+        inner.data.fill(Pages { list, entries })?;
+        inner.keyed = true;
+        // INVARIANT: The list is that of `data`.
+        inner.set_data(list.as_ptr(), entries, len);
+        Ok(())
     }
 
     /// Reads all data from the host.
@@ -992,7 +957,7 @@ impl Request {
         }
         if inner.keyed && inner.data.len() == 0 {
             // The memory was lost with a transfer that has failed.
-            inner.no_data();
+            inner.set_data(ptr::null_mut(), 0, 0);
             let status = bindings::NVME_SC_DATA_XFER_ERROR as u16;
             return Self::complete(response, status, None);
         }
@@ -1029,10 +994,7 @@ impl Request {
     #[inline]
     pub(crate) fn take_command(&mut self) -> Option<Recv> {
         let inner = self.inner();
-        match inner.state {
-            State::Done => inner.take_command(),
-            _ => None,
-        }
+        (inner.state == State::Done).then(|| inner.take_command())?
     }
 
     /// Returns the completion, to be sent.
@@ -1045,7 +1007,26 @@ impl Request {
     /// request if it was parsed and is not to be executed (`nvmet_req_uninit`).
     #[inline]
     pub(crate) fn release(&mut self) {
-        self.inner().release();
+        let inner = self.inner();
+        if inner.state == State::Parsed {
+            inner.connected();
+            // SAFETY: By the type invariant the command was parsed, and nvmet does not have it.
+            unsafe { bindings::nvmet_req_uninit(inner.req.get()) };
+        }
+        inner.state = State::Idle;
+        inner.kept_len = 0;
+        if mem::replace(&mut inner.keyed, false) {
+            drop(inner.data.take());
+        }
+        if inner.command.is_some() {
+            drop(inner.take_command());
+        }
+    }
+
+    /// As [`Request::release`], for what nvmet was not given, or was not answered.
+    #[cold]
+    fn abandon(&mut self) {
+        self.release();
     }
 }
 
@@ -1117,52 +1098,24 @@ impl Inner {
     ///
     /// # Safety
     ///
-    /// It is kmalloc memory of `command` or `kept`, with so many bytes there.
+    /// `bytes` is kmalloc memory of `command` or `kept`, of at least `len` bytes.
     #[inline]
     unsafe fn use_bytes(&mut self, bytes: *mut c_void, len: u32) {
-        let (req, sg) = (self.req.get(), self.inline_sg.get());
-        // SAFETY: The memory is there, as the caller promises. The list stays where it is, in the
-        // box. Nobody else uses the request.
-        // INVARIANT: The list is of the memory of `command` or `kept`.
-        unsafe {
-            bindings::sg_init_one(sg, bytes, len);
-            ((*req).sg, (*req).sg_cnt, (*req).transfer_len) = (sg, 1, len as usize);
-        }
+        let sg = self.inline_sg.get();
+        // SAFETY: The list is valid for writes, and the memory as long, as the caller promises.
+        unsafe { bindings::sg_init_one(sg, bytes, len) };
+        // INVARIANT: The list, which stays where it is, in the box, is of `command` or `kept`.
+        self.set_data(sg, 1, len);
     }
 
-    /// The request has no data.
-    fn no_data(&mut self) {
-        let req = self.req.get();
-        // SAFETY: Nobody else uses the request.
-        unsafe { ((*req).sg, (*req).sg_cnt, (*req).transfer_len) = (ptr::null_mut(), 0, 0) };
-    }
-
+    /// Sets the list of the command's data.
     #[inline]
-    fn release(&mut self) {
-        if self.state == State::Parsed {
-            self.uninit();
-        }
-        self.state = State::Idle;
-        self.kept_len = 0;
-        if mem::replace(&mut self.keyed, false) {
-            drop(self.data.take());
-        }
-        if self.command.is_some() {
-            drop(self.take_command());
-        }
-    }
-
-    /// As `release`, for what nvmet was not given, or was not answered.
-    #[cold]
-    fn abandon(&mut self) {
-        self.release();
-    }
-
-    #[cold]
-    fn uninit(&mut self) {
-        self.connected();
-        // SAFETY: By the invariant of `Request` the command was parsed, and nvmet does not have it.
-        unsafe { bindings::nvmet_req_uninit(self.req.get()) };
+    fn set_data(&mut self, sg: *mut bindings::scatterlist, entries: u32, len: u32) {
+        let req = self.req.get();
+        // SAFETY: The request is valid, and is borrowed exclusively here.
+        unsafe {
+            ((*req).sg, (*req).sg_cnt, (*req).transfer_len) = (sg, entries as c_int, len as usize)
+        };
     }
 }
 

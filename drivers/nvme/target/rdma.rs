@@ -76,7 +76,7 @@ use rdma::{
 };
 use zerocopy::byteorder::little_endian::U16;
 
-/// The page size of NVMe, and of `nvmet_req_alloc_sgls`.
+/// The page size of NVMe, and of `sgl_alloc`.
 const PAGE: usize = kernel::page::PAGE_SIZE;
 const DEFAULT_INLINE_DATA_SIZE: u16 = 4096;
 const MAX_INLINE_DATA_SIZE: u16 = 16384;
@@ -1167,7 +1167,7 @@ impl Queue {
                 Err(_) => Request::complete(response, INTERNAL, None),
             };
         }
-        if response.request.alloc_sgls(len as usize).is_err() {
+        if response.request.alloc_sgls(len).is_err() {
             return Request::complete(response, INTERNAL, None);
         }
         if response.data == Data::Out {
