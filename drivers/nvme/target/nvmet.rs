@@ -62,6 +62,7 @@ use kernel::{
     }, //
 };
 use rdma::{
+    context::Context,
     dma::Direction,
     prelude::*,
     qp::Taken,
@@ -158,12 +159,11 @@ impl Transport {
 #[pinned_drop]
 impl PinnedDrop for Transport {
     fn drop(self: Pin<&mut Self>) {
-        if let Ok(cx) = Sleepable::current() {
-            self.unregister(&cx);
-            // Work items of this module have given up their references, and are about to return.
-            //
-            // SAFETY: The caller may sleep.
-            unsafe { bindings::nvmet_helper_flush_wq() };
+        // SAFETY: A client is dropped in process context. Work items of this module have given up
+        // their references, and are about to return.
+        unsafe {
+            self.unregister(&Sleepable::assume());
+            bindings::nvmet_helper_flush_wq();
         }
     }
 }
@@ -196,30 +196,21 @@ unsafe extern "C" fn add_port(raw: *mut bindings::nvmet_port) -> c_int {
         let cx = Sleepable::current()?;
         // SAFETY: This is an operation, which returns before the reference is used again.
         let target: Arc<Target> = unsafe { target() }.into();
+        let raw = NonNull::new(raw).ok_or(EINVAL)?;
         let client = ClientRef::of::<NvmetRdma>(&cx)?;
-        let (raw, of_port) = (NonNull::new(raw).ok_or(EINVAL)?, target.clone());
-        // INVARIANT: If this fails, what is made is dropped, and if not, nvmet calls `remove_port`,
-        // which closes it, before it frees the port.
+        // INVARIANT: nvmet calls `remove_port`, which closes this, before it frees the port, if
+        // this succeeds. If not, this is closed below.
         let init = pin_init!(Nport {
             raw,
-            _target: of_port,
+            target,
             client,
             users <- Users::new(),
             closing <- new_work!("nvmet::Nport::closing"),
         });
-        let (nport, raw) = (Arc::pin_init(init, GFP_KERNEL)?, raw.as_ptr());
-        // SAFETY: The port is valid, as the caller promises.
-        let mut config = unsafe { PortConfig::read(&nport) }?;
-        let added = KBox::new_uninit(GFP_KERNEL)?;
-        let data = target.add_port(&mut config, &cx)?;
-        // SAFETY: The port is valid, and locked, as the caller promises. The transport alone uses
-        // `priv`.
-        unsafe {
-            (*raw).inline_data_size = config.inline_data_size.unwrap_or(0).into();
-            (*raw).max_queue_size = config.max_queue_size.unwrap_or(0).into();
-            (*raw).priv_ = KBox::into_raw(added.write((nport, data))).cast();
-        }
-        Ok(0)
+        let nport = Arc::pin_init(init, GFP_KERNEL)?;
+        // SAFETY: The port is valid, and locked, as the caller promises.
+        let added = unsafe { nport.add(&cx) };
+        added.map(|()| 0).inspect_err(|_| nport.close())
     })
 }
 
@@ -234,9 +225,8 @@ unsafe extern "C" fn remove_port(raw: *mut bindings::nvmet_port) {
         let added = mem::replace(&mut (*raw).priv_, ptr::null_mut());
         KBox::<(Arc<Nport>, Arc<Port>)>::from_raw(added.cast())
     });
-    if let Ok(cx) = Sleepable::current() {
-        port.remove(&cx);
-    }
+    // SAFETY: nvmet removes ports where it may sleep.
+    port.remove(&unsafe { Sleepable::assume() });
     nport.close();
 }
 
@@ -393,7 +383,7 @@ pub(crate) fn enqueue_delayed<T: Item + workqueue::HasDelayedWork<T>>(
 pub(crate) struct Nport {
     raw: NonNull<bindings::nvmet_port>,
     /// See [`TARGET`].
-    _target: Arc<Target>,
+    target: Arc<Target>,
     client: ClientRef,
     #[pin]
     users: Users,
@@ -425,10 +415,32 @@ impl WorkItem for Nport {
 }
 
 impl Nport {
-    /// nvmet removes the port. The work item is queued before it flushes its queue.
-    fn close(self: Arc<Self>) {
+    /// Adds the port, which the driver may keep a reference to, also if it fails.
+    ///
+    /// # Safety
+    ///
+    /// nvmet is adding the port, which is locked.
+    unsafe fn add(self: &Arc<Self>, cx: &Sleepable) -> Result {
+        let raw = self.raw.as_ptr();
+        // SAFETY: The port is valid, as the caller promises.
+        let mut config = unsafe { PortConfig::read(self) }?;
+        let added = KBox::new_uninit(GFP_KERNEL)?;
+        let data = self.target.add_port(&mut config, cx)?;
+        // SAFETY: The port is valid, and locked, as the caller promises. The transport alone uses
+        // `priv`.
+        unsafe {
+            (*raw).inline_data_size = config.inline_data_size.unwrap_or(0).into();
+            (*raw).max_queue_size = config.max_queue_size.unwrap_or(0).into();
+            (*raw).priv_ = KBox::into_raw(added.write((self.clone(), data))).cast();
+        }
+        Ok(())
+    }
+
+    /// nvmet removes the port, or it was not added. The work item is queued before nvmet flushes
+    /// its queue.
+    fn close(self: &Arc<Self>) {
         self.users.close();
-        enqueue(self);
+        enqueue(self.clone());
     }
 }
 
