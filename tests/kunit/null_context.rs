@@ -2,6 +2,8 @@
 
 //! Contexts of QPs, which handlers of their completions borrow.
 
+#[cfg(has_faults)]
+use crate::fixture::with_fault;
 use crate::{
     check::{
         expect,
@@ -240,8 +242,9 @@ fn release_in_handler() -> Result {
     qp.release_context(&null.env.cx)
 }
 
-/// Releases a context while a handler borrows it, which goes on when nobody finds it any more.
-fn released_in_handler() -> Result {
+/// Releases a context by `release` while a handler borrows it, which goes on when nobody finds it
+/// any more.
+fn released_in_handler(release: fn(&Qp<Workqueue>, &Sleepable) -> Result) -> Result {
     let null = Null::<Workqueue>::new()?;
     let (cx, gone) = (&null.env.cx, Counter::new()?);
     let (begun, alive, ended) = (Counter::new()?, Counter::new()?, Counter::new()?);
@@ -266,7 +269,7 @@ fn released_in_handler() -> Result {
     let (ends, begins) = (ended.clone(), begun.clone());
     null.env.client.spawn(GFP_KERNEL, move |cx| {
         begins.up();
-        if qp.release_context(cx).is_ok() {
+        if release(&qp, cx).is_ok() {
             ends.up();
         }
     })?;
@@ -493,7 +496,17 @@ mod tests {
 
     #[test]
     fn release_waits_for_handlers() -> Result {
-        released_in_handler()
+        released_in_handler(Qp::release_context)
+    }
+
+    #[cfg(has_faults)]
+    #[test]
+    fn release_needs_no_memory() -> Result {
+        released_in_handler(|qp, cx| {
+            let (released, failed) = with_fault(1, || qp.release_context(cx));
+            check!(!failed);
+            released
+        })
     }
 
     #[test]

@@ -52,7 +52,8 @@ use kernel::{
         rcu::synchronize_rcu,
         CondVarTimeoutResult, //
     },
-    time, //
+    time,
+    workqueue, //
 };
 
 /// A counted handle of a completion queue that is polled in context `C`. The CQ is freed, from a
@@ -526,18 +527,6 @@ impl Inner {
         }
     }
 
-    /// Starts a work item that does [`Inner::flush`], and returns what it sets then.
-    pub(crate) fn start_flush(this: &Shared) -> Result<Arc<atomic::Atomic<bool>>> {
-        let flushed = Arc::new(atomic::Atomic::new(false), GFP_KERNEL)?;
-        let (cq, done) = (this.clone(), flushed.clone());
-        this.object.queue().try_spawn(GFP_KERNEL, move || {
-            // SAFETY: Work items run in process context.
-            cq.flush(&unsafe { Sleepable::assume() });
-            done.store(true, atomic::Release);
-        })?;
-        Ok(flushed)
-    }
-
     /// Returns whether completions of the CQ are handled by its poller alone: no other module uses
     /// it, and none was ever polled into an array of a caller.
     pub(crate) fn has_only_poller(&self) -> bool {
@@ -587,6 +576,65 @@ impl Inner {
     /// Returns whether other modules may use, and poll, the CQ too.
     pub(crate) fn is_shared(&self) -> bool {
         self.kind == Kind::Pooled
+    }
+}
+
+/// A work item that does [`Inner::flush`], again and again, for threads that wait for a limited time.
+#[pin_data]
+pub(crate) struct Flush {
+    #[pin]
+    work: workqueue::Work<Self>,
+    /// The number of flushes that were started, and of those that are done.
+    started: atomic::Atomic<u32>,
+    done: atomic::Atomic<u32>,
+    // Dropped last: the ULP may be gone after that.
+    cq: Shared,
+}
+
+kernel::impl_has_work! {
+    impl HasWork<Self> for Flush { self.work }
+}
+
+impl Flush {
+    /// Never inlined, so that all modules give the work item one name, as lockdep wants it.
+    #[inline(never)]
+    pub(crate) fn new(cq: &Shared) -> Result<Arc<Self>> {
+        let init = pin_init!(Self {
+            work <- kernel::new_work!("rdma::cq::Flush"),
+            started: atomic::Atomic::new(0),
+            done: atomic::Atomic::new(0),
+            cq: cq.clone(),
+        });
+        Arc::pin_init(init, GFP_KERNEL)
+    }
+
+    /// As [`Inner::is_idle`].
+    pub(crate) fn is_idle(&self, cx: &Sleepable) -> bool {
+        self.cq.is_idle(cx)
+    }
+
+    /// Starts a flush, and returns its number. Needs no memory.
+    pub(crate) fn start(this: &Arc<Self>) -> u32 {
+        let number = this.started.fetch_add(1, atomic::Full).wrapping_add(1);
+        // Where it is queued already, it has not begun, and then sees this one.
+        let _ = this.cq.object.queue().enqueue(this.clone());
+        number
+    }
+
+    /// Returns whether the flush of this number is done.
+    pub(crate) fn is_done(&self, number: u32) -> bool {
+        self.done.load(atomic::Acquire).wrapping_sub(number) <= u32::MAX / 2
+    }
+}
+
+impl workqueue::WorkItem for Flush {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        let number = this.started.load(atomic::Acquire);
+        // SAFETY: Work items run in process context.
+        this.cq.flush(&unsafe { Sleepable::assume() });
+        this.done.store(number, atomic::Release);
     }
 }
 

@@ -587,6 +587,21 @@ impl Inner {
         self.object.add_undrained(name);
     }
 
+    /// Allocates what the QP waits for the pollers of its CQs with, so that it needs no memory when
+    /// its device has failed.
+    fn reserve_flushes(&self) -> Result {
+        if self.context.flushes.as_ref().is_none() {
+            let send = cq::Flush::new(&self.send.cq)?;
+            let recv = match self.send.cq == self.recv.cq {
+                true => send.clone(),
+                false => cq::Flush::new(&self.recv.cq)?,
+            };
+            // Another thread may have done it.
+            self.context.flushes.populate([send, recv]);
+        }
+        Ok(())
+    }
+
     /// Returns whether the current task is in a handler of the QP's CQs.
     fn is_polled_by_current(&self) -> bool {
         self.send.cq.is_polled_by_current() || self.recv.cq.is_polled_by_current()
@@ -891,6 +906,8 @@ struct QpPriv {
     #[pin]
     transfers: Transfers,
     events: Option<Arc<dyn Events>>,
+    /// See [`Inner::reserve_flushes`].
+    flushes: sync::SetOnce<[Arc<cq::Flush>; 2]>,
     #[pin]
     user_context: context::UserContext,
 }
@@ -926,6 +943,7 @@ impl QpPriv {
                 iwarp: dev.is_iwarp(),
             }),
             events,
+            flushes: sync::SetOnce::new(),
             user_context <- context::UserContext::new(),
         });
         KBox::pin_init(init, GFP_KERNEL)

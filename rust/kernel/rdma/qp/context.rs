@@ -177,20 +177,16 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// [`QpContext`], until it is destroyed or [`Qp::clear_context`]: a context that owns the QP
     /// keeps it until then. Fails with `EBUSY` if the QP has a context; `EOPNOTSUPP` if it
     /// completes to a [shared](crate::cq::Cq::pool_get) queue, whose handlers could not borrow it;
-    /// `EPERM` if the QP is another module's.
+    /// `EPERM` if the QP is another module's; `ENOMEM`.
     pub fn set_context<T: Send + Sync + 'static>(
         &self,
         context: Arc<T>,
         _cx: &Sleepable,
     ) -> Result {
         let inner = &self.any.inner;
-        if inner.send.cq.is_shared() || inner.recv.cq.is_shared() {
-            return Err(EOPNOTSUPP);
-        }
         inner.context.head.module.check_type::<T>()?;
         let value = Arc::as_ptr(&context).cast_mut().cast();
-        let user_context = &inner.context.user_context;
-        user_context.set(identity::address_of::<T>(), value, context)
+        inner.set_context(identity::address_of::<T>(), value, context)
     }
 
     /// Takes the context from the QP, and drops the reference when no handler borrows it:
@@ -216,9 +212,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// last handle is gone. So what is posted must not keep the QP either.
     ///
     /// Fails with `EDEADLK` in a handler of the QP's CQs; with `ETIMEDOUT` after a minute, or
-    /// `EOVERFLOW` at once if a CQ has lost completions, as where a handler has not returned;
-    /// `ENOMEM`. The reference is kept then, handlers no longer find it, and this may be
-    /// called again.
+    /// `EOVERFLOW` at once if a CQ has lost completions, as where a handler has not returned. The
+    /// reference is kept then, handlers no longer find it, and this may be called again. It needs
+    /// no memory.
     ///
     /// # Examples
     ///
@@ -238,6 +234,17 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let inner = &self.any.inner;
         let wait = || inner.handlers_returned(cx);
         inner.context.user_context.clear(wait)
+    }
+}
+
+impl super::Inner {
+    /// Sets the context, `value`, which `owner` keeps; its type has the address `of`.
+    fn set_context(&self, of: usize, value: *mut c_void, owner: Arc<dyn Send + Sync>) -> Result {
+        if self.send.cq.is_shared() || self.recv.cq.is_shared() {
+            return Err(EOPNOTSUPP);
+        }
+        self.reserve_flushes()?;
+        self.context.user_context.set(of, value, owner)
     }
 }
 

@@ -34,7 +34,6 @@ use core::{
 use kernel::{
     alloc::flags,
     sync::atomic::{
-        Acquire,
         Atomic,
         Full,
         Relaxed, //
@@ -580,11 +579,11 @@ impl<'a> Wait<'a> {
     /// Waits until the handlers that the core's pollers have begun have returned, also where a
     /// poller goes on with completions of other QPs.
     fn returned(&self) -> Result {
-        for cq in [&self.qp.send.cq, &self.qp.recv.cq] {
-            if !cq.is_idle(self.cx) {
+        for flush in self.qp.context.flushes.as_ref().into_iter().flatten() {
+            if !flush.is_idle(self.cx) {
                 // A work item waits, as it may have to wait for long.
-                let flushed = cq::Inner::start_flush(cq)?;
-                self.until(|| flushed.load(Acquire).then_some(()))?;
+                let number = cq::Flush::start(flush);
+                self.until(|| flush.is_done(number).then_some(()))?;
             }
         }
         Ok(())
@@ -622,8 +621,8 @@ impl Inner {
     }
 
     /// Waits until the handlers that had begun have returned, whatever is posted, but those where
-    /// callers poll. Fails with `EDEADLK` in one of them, with `ENOMEM`, and as a drain whose time
-    /// is over.
+    /// callers poll. The caller has called [`Inner::reserve_flushes`]. Fails with `EDEADLK` in one
+    /// of them, and as a drain whose time is over.
     pub(super) fn handlers_returned(&self, cx: &Sleepable) -> Result {
         if self.is_polled_by_current() {
             return Err(EDEADLK);
