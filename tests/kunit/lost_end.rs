@@ -209,6 +209,40 @@ fn receives_end<C: Polled>(
     is_removed(NullEnv { env, dev })
 }
 
+/// A connection whose device completes nothing, and whose receives keep it, from `begin` to `end`.
+fn receives_are_released<C: Polled>(
+    begin: impl FnOnce(&Arc<Conn<C>>, &Sleepable) -> Result,
+    end: impl FnOnce(&Qp<C>, &Sleepable) -> Result,
+) -> Result {
+    let null = Null::<C>::new()?;
+    let Null { a, b, cq, env, dev } = null;
+    let (failed, gone) = (Counter::new()?, Counter::new()?);
+    let conn = Conn {
+        qp: Arc::new(a, GFP_KERNEL)?,
+        failed: failed.clone(),
+        _gone: CountDrop(gone.clone()),
+        _context: PhantomData,
+    };
+    let conn = Arc::new(conn, GFP_KERNEL)?;
+    begin(&conn, &env.cx)?;
+    dev.inject_qp(conn.qp.num(), HOLD_ALL)?;
+    RecvRing {
+        pd: &env.pd,
+        count: COUNT,
+        len: 16,
+    }
+    .post(&conn, &env.cx)?;
+    expect(1, OVERRUN);
+    dev.inject(CQ_FAILS)?;
+    check_err!(conn.qp.drain(&env.cx), EOVERFLOW);
+    end(&conn.qp, &env.cx)?;
+    check_eq!((failed.get(), gone.get()), (0, 0));
+    drop(conn);
+    check_eq!(gone.get(), 1);
+    drop((b, cq));
+    is_removed(NullEnv { env, dev })
+}
+
 /// Pages on their way.
 #[derive(HasCqe)]
 struct Transfer {
@@ -517,6 +551,31 @@ mod tests {
     fn receives_of_a_context_in_a_work_item() -> Result {
         let set = |conn: &Arc<Conn<_>>, cx: &_| conn.qp.set_context(conn.clone(), cx);
         receives_end::<Workqueue>(set, Qp::clear_context)
+    }
+
+    #[test]
+    fn released_receives_in_a_softirq() -> Result {
+        receives_are_released::<Softirq>(|_, _| Ok(()), Qp::release_recvs)
+    }
+
+    #[test]
+    fn released_receives_in_a_work_item() -> Result {
+        receives_are_released::<Workqueue>(|_, _| Ok(()), Qp::release_recvs)
+    }
+
+    #[test]
+    fn released_receives_at_a_caller() -> Result {
+        receives_are_released::<Direct>(|_, _| Ok(()), Qp::release_recvs)
+    }
+
+    #[test]
+    fn released_receives_of_a_context_in_a_work_item() -> Result {
+        let set = |conn: &Arc<Conn<_>>, cx: &_| conn.qp.set_context(conn.clone(), cx);
+        receives_are_released::<Workqueue>(set, |qp, cx| {
+            check_err!(qp.clear_context(cx), EOVERFLOW);
+            qp.release_recvs(cx)?;
+            qp.release_context(cx)
+        })
     }
 
     #[test]

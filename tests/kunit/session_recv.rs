@@ -2,6 +2,8 @@
 
 //! Receives that are posted again when their message was handled.
 
+#[cfg(has_faults)]
+use crate::fixture::with_fault;
 use crate::{
     check::expect,
     fixture::{
@@ -23,7 +25,11 @@ use core::marker::PhantomData;
 use kernel::{
     new_spinlock_irq,
     prelude::*,
-    sync::SpinLockIrq, //
+    sync::SpinLockIrq,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 use rdma::{
     prelude::*,
@@ -252,9 +258,172 @@ fn many_messages<C: Polled>() -> Result {
     ends.ends(COUNT as i32)
 }
 
+/// Messages that come when the receives were released are none.
+fn releases<C: Polled>() -> Result {
+    let ends = Ends::<C>::new()?;
+    ends.send(0..2)?;
+    ends.wait(|| ends.conn.messages() == 2)?;
+    ends.conn.qp.release_recvs(&ends.null.env.cx)?;
+    ends.send(2..4)?;
+    ends.conn.qp.drain(&ends.null.env.cx)?;
+    check_eq!(ends.conn.messages(), 2);
+    ends.ends(0)
+}
+
+/// A connection whose handler goes on when its receives are being released.
+struct Slow {
+    qp: Arc<Qp<Workqueue>>,
+    begun: Arc<Counter>,
+    /// A thread is about to release the receives, and has.
+    releases: Arc<Counter>,
+    released: Arc<Counter>,
+    /// The handler could not do that, and the other thread had not meanwhile.
+    refused: Arc<Counter>,
+    alive: Arc<Counter>,
+    _gone: CountDrop,
+}
+
+impl RecvHandler for Slow {
+    type Send = Workqueue;
+    type Recv = Workqueue;
+    type Needs = Sleepable;
+
+    fn qp(&self) -> &Arc<Qp<Workqueue>> {
+        &self.qp
+    }
+
+    fn received(message: Received<'_, Self>, cx: &Sleepable) {
+        let conn = message.conn();
+        conn.begun.up();
+        let releases = wait(|| conn.releases.get() == 1);
+        if conn.qp.release_recvs(cx) == Err(EDEADLK) {
+            conn.refused.up();
+        }
+        fsleep(Delta::from_millis(20));
+        if releases.is_ok() && conn.released.get() == 0 {
+            conn.alive.up();
+        }
+    }
+
+    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {}
+
+    fn refused(self: ArcBorrow<'_, Self>, _error: Error) {}
+}
+
+/// Releases receives by `release` while the handler of one runs, which posts it again.
+fn released_in_handler(release: fn(&Qp<Workqueue>, &Sleepable) -> Result) -> Result {
+    let Null { a, b, cq, env, dev } = Null::<Workqueue>::new()?;
+    let (refused, alive, gone) = (Counter::new()?, Counter::new()?, Counter::new()?);
+    let conn = Slow {
+        qp: Arc::new(b, GFP_KERNEL)?,
+        begun: Counter::new()?,
+        releases: Counter::new()?,
+        released: Counter::new()?,
+        refused: refused.clone(),
+        alive: alive.clone(),
+        _gone: CountDrop(gone.clone()),
+    };
+    let conn = Arc::new(conn, GFP_KERNEL)?;
+    let ring = RecvRing {
+        pd: &env.pd,
+        count: COUNT,
+        len: LEN,
+    };
+    ring.post(&conn, &env.cx)?;
+    let sent = OnDone::<context::Atomic, _>::new(|_, _| {})?;
+    a.post_send(sent, |_| Ok(SendWr::send([])))?;
+    wait(|| conn.begun.get() == 1)?;
+    let (qp, releases) = (conn.qp.clone(), conn.releases.clone());
+    let released = conn.released.clone();
+    env.client.spawn(GFP_KERNEL, move |cx| {
+        releases.up();
+        if release(&qp, cx).is_ok() {
+            released.up();
+        }
+    })?;
+    wait(|| conn.released.get() == 1)?;
+    check_eq!((refused.get(), alive.get(), gone.get()), (1, 1, 0));
+    drop(conn);
+    wait(|| gone.get() == 1)?;
+    drop((a, cq, env));
+    dev.begin_removal()?;
+    wait(|| dev.is_removed())
+}
+
 #[kunit_tests(rdma_session_recv)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn released_in_a_softirq() -> Result {
+        releases::<Softirq>()
+    }
+
+    #[test]
+    fn released_in_a_work_item() -> Result {
+        releases::<Workqueue>()
+    }
+
+    #[test]
+    fn released_at_a_caller() -> Result {
+        releases::<Direct>()
+    }
+
+    #[test]
+    fn release_waits_for_handlers() -> Result {
+        released_in_handler(Qp::release_recvs)
+    }
+
+    #[cfg(has_faults)]
+    #[test]
+    fn release_needs_no_memory() -> Result {
+        released_in_handler(|qp, cx| {
+            let (released, failed) = with_fault(1, || qp.release_recvs(cx));
+            check!(!failed);
+            released
+        })
+    }
+
+    #[test]
+    fn kept_message_is_not_released() -> Result {
+        let ends = Ends::<Workqueue>::new()?;
+        ends.send([KEEP].into_iter())?;
+        ends.wait(|| ends.conn.kept.lock().len() == 1)?;
+        check_err!(ends.conn.qp.release_recvs(&ends.null.env.cx), EBUSY);
+        check_eq!(ends.counts.gone.get(), 0);
+        ends.conn.give_back();
+        ends.conn.qp.release_recvs(&ends.null.env.cx)?;
+        ends.ends(0)
+    }
+
+    /// Another thread may have what was polled into an array.
+    #[test]
+    fn array_is_not_released() -> Result {
+        let ends = Ends::<Direct>::new()?;
+        ends.cq.poll(&mut WcArray::<4>::new())?;
+        check_err!(ends.conn.qp.release_recvs(&ends.null.env.cx), EOPNOTSUPP);
+        ends.ends(COUNT as i32)
+    }
+
+    #[test]
+    fn shared_cq_is_not_released() -> Result {
+        let null = NullEnv::new()?;
+        let (env, cx) = (&null.env, &null.env.cx);
+        let cq = Cq::<Softirq>::pool_get(&env.dev, CAPS.entries(), None, cx)?;
+        let qp = Arc::new(env.raw_qp(&cq, &CAPS)?, GFP_KERNEL)?;
+        let (conn, counts) = Conn::new(qp)?;
+        let ring = RecvRing {
+            pd: &env.pd,
+            count: COUNT,
+            len: LEN,
+        };
+        null.dev
+            .inject_qp(conn.qp.num(), Injection::Connect { peer: 0 })?;
+        ring.post(&conn, cx)?;
+        check_err!(conn.qp.release_recvs(cx), EOPNOTSUPP);
+        conn.qp.drain(cx)?;
+        wait(|| counts.failed.get() == COUNT as i32)
+    }
 
     /// A peer may send fewer bytes than the protocol says, or write elsewhere. That is an error,
     /// not a panic, which would end the machine.

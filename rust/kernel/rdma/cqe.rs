@@ -58,7 +58,8 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// - `inner.done` is the function `done::<T, ID>`.
+/// - `inner.done` is the function `done::<T, ID>` or, since [`ignore`] or [`ignore_later`] was
+///   called, one that does nothing.
 /// - This is invariant in `T`, and so is each type that embeds one in its parameters: an owner of a
 ///   request, and a handle of such owners, never becomes one of a supertype, with another handler.
 #[repr(transparent)]
@@ -364,6 +365,21 @@ pub(crate) unsafe fn ignore<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
     debug::deactivate(cqe.cast());
     // SAFETY: The callback is valid, as the caller promises. Should a poller read it at this
     // moment, that is one word.
+    unsafe { (&raw mut (*cqe).inner.done).write_volatile(Some(ignored)) };
+}
+
+/// As [`ignore`], while the request may complete, and be posted again by its handler: completions
+/// that are polled from here on are ignored. The caller calls [`ignore`] when the handlers that had
+/// begun have returned.
+///
+/// # Safety
+///
+/// The callback is valid, and in an [`UnsafeCell`](core::cell::UnsafeCell), as there may be
+/// references to its owner. No completion of the CQ is in an array of a caller, and if callers poll
+/// it, the poll lock is held.
+pub(crate) unsafe fn ignore_later<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
+    // SAFETY: The callback is valid, as the caller promises, and may be written beside references.
+    // Should a poller of the core read it at this moment, that is one word.
     unsafe { (&raw mut (*cqe).inner.done).write_volatile(Some(ignored)) };
 }
 

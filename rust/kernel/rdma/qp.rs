@@ -85,7 +85,9 @@ use kernel::{
         self,
         atomic::{
             Atomic,
-            Relaxed, //
+            Full,
+            Relaxed,
+            Release, //
         }, //
     },
     time, //
@@ -228,6 +230,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         Ok(())
     }
 
+    /// As [`Qp::keep_table`], for one of receives, which [`Qp::release_recvs`] lets go of.
+    pub(crate) fn keep_recvs<T: Kept + 'static>(&self, table: T, cx: &Sleepable) -> Result {
+        self.any.inner.reserve_flushes()?;
+        self.keep_table(table, cx)
+    }
+
     /// Returns the QP's number.
     pub fn num(&self) -> u32 {
         // SAFETY: The QP is valid by the invariant of `PostTarget`; its number does not change.
@@ -250,6 +258,32 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             drain::End::Drained => self.any.inner.end_lost_receives(cx),
             drain::End::Full => Err(EBUSY),
         }
+    }
+
+    /// Has the receives of a [`RecvRing`] let go of the QP and of their connection without a drain:
+    /// for a QP that cannot be drained, as its device completes nothing. No message is received
+    /// from here on. The memory stays the device's until the QP is destroyed, which takes what a
+    /// device does not complete from it by a reset, a minute after the last handle is gone.
+    ///
+    /// Fails with `EDEADLK` in a handler of the QP's CQs; `EBUSY` if a message is
+    /// [kept](crate::session::Kept); with `ETIMEDOUT` after a minute, or `EOVERFLOW` at once if a
+    /// CQ has lost completions, as where a handler has not returned; with `EOPNOTSUPP` if completions of the CQ were ever polled into a
+    /// [`WcArray`](crate::cq::WcArray), or it is [shared](crate::cq::Cq::pool_get). It may be
+    /// called again. It needs no memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::prelude::*;
+    /// /// Ends a connection, which its receives keep.
+    /// fn end(qp: &Qp<Softirq>, cx: &Sleepable) -> Result {
+    ///     qp.drain(cx).or_else(|_| qp.release_recvs(cx))
+    /// }
+    /// ```
+    ///
+    /// [`RecvRing`]: crate::session::RecvRing
+    pub fn release_recvs(&self, cx: &Sleepable) -> Result {
+        self.any.inner.release_recvs(cx)
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.
@@ -437,9 +471,19 @@ impl Inner {
 
     /// Ends receives that the device has lost, after a drain, as they keep the QP. In the error
     /// state no receive succeeds, so handlers have posted none again since the first drain that is
-    /// not flushed behind the markers of the second.
+    /// not flushed behind the markers of the second. Does nothing while another thread does this.
     fn end_lost_receives(&self, cx: &Sleepable) -> Result {
-        let kept = self.context.kept.take();
+        let looks = &self.context.looks_for_lost;
+        if looks.xchg(true, Full) {
+            return Ok(());
+        }
+        let ended = self.end_suspects(cx);
+        looks.store(false, Release);
+        ended
+    }
+
+    fn end_suspects(&self, cx: &Sleepable) -> Result {
+        let kept = &self.context.kept;
         let suspects = kept.iter().filter(|kept| kept.suspect()).count();
         if suspects > 0 && self.recv.cq.has_only_poller() {
             self.drain(drain::Drain::Posted, cx)?;
@@ -475,7 +519,7 @@ impl Inner {
     /// kept has its own way where completions may be in an array. Fails with `ETIMEDOUT` while a
     /// handler has not returned.
     fn end_lost(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
-        let kept = self.context.kept.take();
+        let kept = &self.context.kept;
         let is_destroyed = self.context.destroyed.copy() == Some(Ok(()));
         let is_known = |queue| self.queue(queue).has_only_poller();
         // What can be out of that which is kept are sends, and replies to them on the same CQ.
@@ -645,7 +689,7 @@ impl deferred::Teardown for Inner {
 impl Inner {
     /// Ends all use of the QP, by drivers and handlers, and destroys it.
     fn end_use(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
-        for kept in self.context.kept.take().iter() {
+        for kept in self.context.kept.iter() {
             kept.closing();
         }
         if self.context.destroyed.as_ref().is_none() {
@@ -899,7 +943,9 @@ struct QpPriv {
     #[pin]
     drain_list: keep::KeepList,
     #[pin]
-    kept: keep::KeepList,
+    kept: keep::Tables,
+    /// Set while a thread looks for receives that the device has lost.
+    looks_for_lost: Atomic<bool>,
     /// The requests that belong to the QP, if there were ever any.
     #[pin]
     requests: sync::Mutex<Option<Arc<requests::RequestList>>>,
@@ -933,7 +979,8 @@ impl QpPriv {
             destroyed: sync::SetOnce::new(),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::drain_list")),
-            kept <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
+            kept <- keep::Tables::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
+            looks_for_lost: Atomic::new(false),
             requests <- new_mutex!(None, "rdma::QpPriv::requests"),
             transfers <- pin_init!(Transfers {
                 users: crate::sync::Users::new(),

@@ -27,6 +27,11 @@ use rdma::{
     qp::{
         Chain,
         InitAttr, //
+    },
+    session::{
+        Received,
+        RecvHandler,
+        RecvRing, //
     }, //
 };
 use rdma_null::Injection;
@@ -54,6 +59,28 @@ fn slow(
         begins.up();
         fsleep(Delta::from_secs(secs));
     })
+}
+
+/// A connection whose receives keep it.
+struct Receiver {
+    qp: Arc<Qp<Softirq>>,
+    _life: CountDrop,
+}
+
+impl RecvHandler for Receiver {
+    type Send = Softirq;
+    type Recv = Softirq;
+    type Needs = context::Atomic;
+
+    fn qp(&self) -> &Arc<Qp<Softirq>> {
+        &self.qp
+    }
+
+    fn received(_message: Received<'_, Self>, _cx: &context::Atomic) {}
+
+    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {}
+
+    fn refused(self: ArcBorrow<'_, Self>, _error: Error) {}
 }
 
 /// Waits longer than a drain does.
@@ -281,6 +308,37 @@ mod tests {
         check_err!(drained, ETIMEDOUT);
         check!((60_000..61_000).contains(&ms));
         let (ms, released) = timed(|| conn.qp.release_context(cx));
+        released?;
+        check!(ms < 1_000);
+        drop(conn);
+        check_eq!(gone.get(), 1);
+        let (ms, ended) = timed(|| wait_long(|| null.dev.objects()[1] == 0));
+        ended?;
+        check!((59_000..70_000).contains(&ms));
+        Ok(())
+    }
+
+    /// The same with receives that keep the connection.
+    #[test]
+    fn receives_end_without_their_device() -> Result {
+        let (null, gone) = (NullEnv::new()?, Counter::new()?);
+        let (env, cx) = (&null.env, &null.env.cx);
+        let conn = Receiver {
+            qp: Arc::new(env.raw_qp(&env.cq(32)?, &Caps::new(8, 8))?, GFP_KERNEL)?,
+            _life: CountDrop(gone.clone()),
+        };
+        let conn = Arc::new(conn, GFP_KERNEL)?;
+        let num = conn.qp.num();
+        null.dev.inject_qp(num, Injection::Connect { peer: 0 })?;
+        null.dev.inject_qp(num, Injection::Hold { count: ALL })?;
+        let ring = RecvRing {
+            pd: &env.pd,
+            count: 4,
+            len: 16,
+        };
+        ring.post(&conn, cx)?;
+        check_err!(conn.qp.drain(cx), ETIMEDOUT);
+        let (ms, released) = timed(|| conn.qp.release_recvs(cx));
         released?;
         check!(ms < 1_000);
         drop(conn);

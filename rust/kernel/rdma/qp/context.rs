@@ -17,10 +17,6 @@ use crate::{
     qp::Qp,
     wc::Wc, //
 };
-use kernel::sync::barrier::{
-    smp_mb,
-    Full, //
-};
 
 /// The context of the QP whose completion is handled (`wc->qp->qp_context`), and the proof of the
 /// context `C`.
@@ -322,11 +318,9 @@ impl UserContext {
             context
         };
         // A handler that has found the context began before the drain's marker was posted to its
-        // queue, or before the poller was looked at: what comes later is handled after this was
-        // stored. The barrier is for `work_busy()`, which looks without one whether the poller's
-        // work item is queued; that of `queue_work()` is the other half.
+        // queue, or before the poller was looked at, behind a barrier: what comes later is handled
+        // after this was stored.
         self.of.store(0, Ordering::Relaxed);
-        smp_mb(Full);
         let waited = wait();
         let mut owner = self.owner.lock();
         owner.clearing = false;

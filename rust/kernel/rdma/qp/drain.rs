@@ -33,10 +33,16 @@ use core::{
 };
 use kernel::{
     alloc::flags,
-    sync::atomic::{
-        Atomic,
-        Full,
-        Relaxed, //
+    sync::{
+        atomic::{
+            Atomic,
+            Full,
+            Relaxed, //
+        },
+        barrier::{
+            self,
+            smp_mb, //
+        }, //
     },
     time, //
 };
@@ -579,6 +585,10 @@ impl<'a> Wait<'a> {
     /// Waits until the handlers that the core's pollers have begun have returned, also where a
     /// poller goes on with completions of other QPs.
     fn returned(&self) -> Result {
+        // What was written before is seen by handlers that are not waited for. This is for
+        // `work_busy()`, which looks without a barrier whether the poller's work item is queued;
+        // that of `queue_work()` is the other half.
+        smp_mb(barrier::Full);
         for flush in self.qp.context.flushes.as_ref().into_iter().flatten() {
             if !flush.is_idle(self.cx) {
                 // A work item waits, as it may have to wait for long.
@@ -632,6 +642,34 @@ impl Inner {
         // No driver is waited for.
         wait.helped.set(true);
         wait.returned()
+    }
+
+    /// See [`Qp::release_recvs`](super::Qp::release_recvs).
+    pub(super) fn release_recvs(&self, cx: &Sleepable) -> Result {
+        if self.is_polled_by_current() {
+            return Err(EDEADLK);
+        }
+        let waited = Waited::new();
+        let wait = Wait::new(self, Drain::Posted, &waited, cx);
+        // No driver is waited for.
+        wait.helped.set(true);
+        let (cq, kept) = (&self.recv.cq, &self.context.kept);
+        // Where callers poll, no handler runs while the lock is held, but of what is in arrays.
+        let guard = match cq.is_caller_polled() {
+            true => Some(wait.until(|| cq.try_lock())?),
+            false => None,
+        };
+        if !cq.has_only_poller() {
+            return Err(EOPNOTSUPP);
+        }
+        kept.iter().for_each(|kept| kept.ignore());
+        drop(guard);
+        wait.returned()?;
+        // All of them, also behind one that is not released.
+        match kept.iter().filter(|kept| !kept.release()).count() {
+            0 => Ok(()),
+            _ => Err(EBUSY),
+        }
     }
 
     /// Reports what a drain, or the end of the QP, has waited for since so many seconds.

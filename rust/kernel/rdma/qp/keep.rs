@@ -20,6 +20,15 @@ pub(crate) trait Kept: Send {
     /// The QP was drained again: what was suspected is lost, and lets go of the QP.
     fn drained(&self) {}
 
+    /// The QP cannot be drained: receives that are out are not given back from here on.
+    fn ignore(&self) {}
+
+    /// The handlers that had begun have returned since [`Kept::ignore`]: the receives let go of the
+    /// QP. Returns `false` if one is kept, or about to be posted, and nothing was done.
+    fn release(&self) -> bool {
+        true
+    }
+
     /// Returns whether a request is out, after the last drain.
     fn is_out(&self) -> bool {
         false
@@ -114,6 +123,46 @@ impl KeepList {
     }
 }
 
+/// The owners that a QP keeps until it is destroyed, the last one first.
+///
+/// # Invariants
+///
+/// Nothing is taken out of the list.
+#[pin_data]
+pub(super) struct Tables {
+    #[pin]
+    list: KeepList,
+}
+
+impl Tables {
+    /// `head` is the lock of an empty list.
+    pub(super) fn new(head: impl PinInit<Head>) -> impl PinInit<Self> {
+        pin_init!(Self { list <- KeepList::new(head) })
+    }
+
+    /// As [`KeepList::add`].
+    pub(super) fn add(&self, node: Option<KBox<Node>>) {
+        self.list.add(node);
+    }
+
+    pub(super) fn push(&self, node: KBox<Node>) {
+        self.list.push(node);
+    }
+
+    /// Returns the owners that there are now.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &dyn Kept> {
+        let first = self.list.head.lock().as_deref().map(NonNull::from);
+        // SAFETY: By the type invariant the node stays in the list, which is borrowed, and a node
+        // does not change once it is there.
+        let mut next = first.map(|first| unsafe { first.as_ref() });
+        core::iter::from_fn(move || {
+            let node: &Node = next?;
+            next = node.next.as_deref();
+            Some(&node.kept)
+        })
+    }
+}
+
 /// Owners that were taken out of a [`KeepList`].
 pub(super) struct Taken<'a> {
     head: Option<KBox<Node>>,
@@ -123,15 +172,6 @@ pub(super) struct Taken<'a> {
 impl Taken<'_> {
     pub(super) fn is_empty(&self) -> bool {
         self.head.is_none()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &dyn Kept> {
-        let mut next = self.head.as_deref();
-        core::iter::from_fn(move || {
-            let node = next?;
-            next = node.next.as_deref();
-            Some(&node.kept)
-        })
     }
 
     /// Drops the owners.

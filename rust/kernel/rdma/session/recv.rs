@@ -46,7 +46,8 @@ use core::{
 /// Each receive has a reference to the connection and its QP until it is flushed: a connection must
 /// be disconnected, or its QP drained, and not just dropped. A receive that the device loses is not
 /// flushed; it lets go of both in [`Qp::drain`], unless a message is [kept](Kept), or completions
-/// were polled into a [`WcArray`].
+/// were polled into a [`WcArray`]. Where a drain fails, as a device completes nothing, all do in
+/// [`Qp::release_recvs`].
 ///
 /// [`WcArray`]: crate::cq::WcArray
 pub trait RecvHandler: Send + Sync + Sized + 'static {
@@ -141,7 +142,7 @@ impl RecvRing<'_> {
         let mut bufs = Bufs::new(self.pd, self.count as usize, self.len, cx)?;
         for _ in 0..self.count {
             let recv = Recv {
-                cqe: Cqe::new(),
+                cqe: UnsafeCell::new(Cqe::new()),
                 buf: bufs.take(cx)?,
                 conn: UnsafeCell::new(ManuallyDrop::new(conn.clone())),
                 qp: UnsafeCell::new(ManuallyDrop::new(qp.clone())),
@@ -151,7 +152,7 @@ impl RecvRing<'_> {
             table.recvs.push_within_capacity(UnsafeCell::new(recv))?;
         }
         let first = NonNull::from(&mut *table.recvs).cast::<Recv<T>>();
-        qp.keep_table(table, cx)?;
+        qp.keep_recvs(table, cx)?;
         let mut result = Ok(());
         for index in 0..self.count as usize {
             // INVARIANT: The QP has the table, and does not end before the receive has. This is the
@@ -169,7 +170,7 @@ impl RecvRing<'_> {
                 },
                 Err(_) => Some(recv),
             };
-            drop(unposted.map(RecvRef::end));
+            drop(unposted.and_then(RecvRef::end));
             withheld.fetch_sub(1, Ordering::Release);
         }
         result
@@ -183,10 +184,11 @@ type QpOf<T> = Qp<<T as RecvHandler>::Send, <T as RecvHandler>::Recv>;
 ///
 /// # Invariants
 ///
-/// Both references exist until the receive has ended. Its [`RecvRef`] uses them, or the drain
-/// that has found the receive lost.
+/// Both references exist until the receive has ended. Its [`RecvRef`] uses them, or who ends a
+/// receive that is lost.
 struct Recv<T: RecvHandler> {
-    cqe: Cqe<Self>,
+    /// In a cell for [`cqe::ignore_later`].
+    cqe: UnsafeCell<Cqe<Self>>,
     buf: Buf<FromDevice>,
     conn: UnsafeCell<ManuallyDrop<Arc<T>>>,
     qp: UnsafeCell<ManuallyDrop<Arc<QpOf<T>>>>,
@@ -200,7 +202,12 @@ struct Recv<T: RecvHandler> {
 unsafe impl<T: RecvHandler> Sync for Recv<T> {}
 
 impl<T: RecvHandler> cqe::HasCqe for Recv<T> {
-    const FIELD: cqe::Field<Self, 0> = crate::cqe_field!(cqe);
+    // SAFETY: Both are of the field `cqe`, which is a cell, and so where its content is.
+    const FIELD: cqe::Field<Self, 0> = unsafe {
+        cqe::Field::new(cqe::offset_of!(Self, cqe), |this: *mut Self| {
+            (&raw mut (*this).cqe).cast()
+        })
+    };
 }
 
 /// The right to use a receive that has not ended: it is not posted.
@@ -233,9 +240,9 @@ impl<T: RecvHandler> RecvRef<T> {
     }
 
     /// Ends the receive.
-    fn end(self) -> Ended<T> {
-        // SAFETY: By the type invariant the receive is valid and has not ended, and this, which
-        // ends it, is consumed.
+    fn end(self) -> Option<Ended<T>> {
+        // SAFETY: By the type invariant the receive is valid, and this, its only `RecvRef`, is
+        // consumed.
         unsafe { Recv::end(self.0) }
     }
 }
@@ -286,6 +293,23 @@ impl<T: RecvHandler> Table<T> {
             .filter_map(|recv| NonNull::new(recv.get()));
         recvs.filter(is_out)
     }
+
+    /// Ends the receives that are out. Should the device complete one before the QP is destroyed,
+    /// that is ignored.
+    ///
+    /// # Safety
+    ///
+    /// There is no `RecvRef` of them, nor one given back by a completion.
+    unsafe fn end_lost(&self) {
+        for recv in self.recvs_out() {
+            // SAFETY: The receive is one of the table, and has no `RecvRef`, as the caller promises.
+            let ended = unsafe {
+                cqe::ignore((&raw mut (*recv.as_ptr()).cqe).cast::<Cqe<Recv<T>>>());
+                Recv::end(recv)
+            };
+            drop(ended);
+        }
+    }
 }
 
 impl<T: RecvHandler> qp::Kept for Table<T> {
@@ -297,19 +321,30 @@ impl<T: RecvHandler> qp::Kept for Table<T> {
     }
 
     fn drained(&self) {
-        if !self.suspects.load(Ordering::Relaxed) {
-            return;
+        if self.suspects.load(Ordering::Relaxed) {
+            // SAFETY: The receives that are out were posted before the drain, whose marker was
+            // behind them, so they are lost: there is no `RecvRef`.
+            unsafe { self.end_lost() };
         }
+    }
+
+    fn ignore(&self) {
         for recv in self.recvs_out() {
-            // SAFETY: The receive is one of the table. It was posted before the drain, whose marker
-            // was behind it, so it is lost: there is no `RecvRef`. Should the device complete it
-            // before the QP is destroyed, that is ignored.
-            let ended = unsafe {
-                cqe::ignore(&raw mut (*recv.as_ptr()).cqe);
-                Recv::end(recv)
-            };
-            drop(ended);
+            // SAFETY: The receive is one of the table, and its callback is in a cell. The caller
+            // has looked for arrays, and has the poll lock where there is one.
+            unsafe { cqe::ignore_later((&raw mut (*recv.as_ptr()).cqe).cast::<Cqe<Recv<T>>>()) };
         }
+    }
+
+    fn release(&self) -> bool {
+        if self.withheld.load(Ordering::Acquire) != 0 {
+            return false;
+        }
+        // SAFETY: Since `ignore` no completion gives a receive back, and the handlers that had
+        // begun before have returned: they have ended their receive, kept it or posted it again.
+        // None is kept or about to be posted, so there is no `RecvRef`.
+        unsafe { self.end_lost() };
+        true
     }
 }
 
@@ -361,26 +396,27 @@ impl<T: RecvHandler> Recv<T> {
         unsafe { &*self.qp.get() }
     }
 
-    /// Ends a receive. It may be freed when what is returned is dropped.
+    /// Ends a receive, once: `None` if it has ended. It may be freed when what is returned is
+    /// dropped.
     ///
     /// # Safety
     ///
-    /// The receive is valid, has not ended and is not posted; nobody else ends it.
-    unsafe fn end(this: NonNull<Self>) -> Ended<T> {
-        // SAFETY: The receive is valid and has not ended, as the caller promises, so both are
-        // there, and are taken once.
-        let ended = unsafe {
-            let this = this.as_ref();
+    /// The receive is valid, and is not used by a `RecvRef` from here on.
+    unsafe fn end(this: NonNull<Self>) -> Option<Ended<T>> {
+        // SAFETY: The receive is valid, as the caller promises. Its reference to the QP, which has
+        // the table, keeps it until that is dropped.
+        let this = unsafe { this.as_ref() };
+        if this.ended.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        // SAFETY: The receive had not ended, so both are there, and only this thread has ended it.
+        // No `RecvRef` uses them, as the caller promises.
+        Some(unsafe {
             Ended {
                 conn: ManuallyDrop::take(&mut *this.conn.get()),
                 _qp: ManuallyDrop::take(&mut *this.qp.get()),
             }
-        };
-        // SAFETY: The QP, which has the table, exists while `ended` is.
-        unsafe { this.as_ref() }
-            .ended
-            .store(true, Ordering::Release);
-        ended
+        })
     }
 
     #[inline]
@@ -393,15 +429,17 @@ impl<T: RecvHandler> Recv<T> {
 /// when a message has come.
 #[cold]
 fn failed<T: RecvHandler>(recv: RecvRef<T>, error: WcError) {
-    recv.end().conn.as_arc_borrow().failed(error);
+    if let Some(ended) = recv.end() {
+        ended.conn.as_arc_borrow().failed(error);
+    }
 }
 
 /// Tells the connection that a receive was not posted again.
 #[cold]
 fn refused<T: RecvHandler>(refused: PostError<RecvRef<T>>) {
     let error = refused.error();
-    if let Some(recv) = refused.owner {
-        recv.end().conn.as_arc_borrow().refused(error);
+    if let Some(ended) = refused.owner.and_then(RecvRef::end) {
+        ended.conn.as_arc_borrow().refused(error);
     }
 }
 
