@@ -598,9 +598,10 @@ impl Queue {
         }
     }
 
-    /// Ends the connection and all requests (`nvme_rdma_stop_queue`). Fails if the QP was not
-    /// drained: its receives, which keep the queue, and its requests are out still then. This may
-    /// be called again.
+    /// Ends the connection and all requests (`nvme_rdma_stop_queue`), or has the receives let go of
+    /// a queue whose device completes nothing: its requests end when the QP is destroyed, which
+    /// takes a minute then. Fails if receives keep the queue, as where a handler has not returned.
+    /// This may be called again.
     fn stop(&self, cx: &Sleepable) -> Result {
         let _guard = self.stopping.lock();
         self.live.store(false, Relaxed);
@@ -609,24 +610,25 @@ impl Queue {
         // If there is no connection, the drain flushes the requests.
         let _ = self.id.disconnect(cx);
         let drained = self.tags.reclaim(&self.qp, cx);
-        drained.inspect_err(|e| {
+        drained.or_else(|e| {
             pr_err!(
                 "QID {}: QP {} was not drained: {e:?}\n",
                 self.qid,
                 self.qp.num()
             );
+            self.qp.release_recvs(cx)
         })
     }
 
     /// Ends the connection and all requests, also those that the device has lost: they end with the
-    /// QP, which nothing keeps once it is drained. Who waits for one of them could not destroy it.
-    /// One that is not drained stays in its place, where the next timeout finds it.
+    /// QP, which nothing keeps then. Who waits for one of them could not destroy it. A queue that
+    /// receives keep stays in its place, where the next timeout finds it.
     ///
     /// The controller may have become live since the queue has failed, so it is told again.
     fn abandon(self: &Arc<Self>, cx: &Sleepable) {
-        let is_drained = self.stop(cx).is_ok();
+        let is_stopped = self.stop(cx).is_ok();
         // The controller does without one that is in no place.
-        if !is_drained || self.link.forget(self.qid, self, cx) {
+        if !is_stopped || self.link.forget(self.qid, self, cx) {
             self.link.error_recovery();
         }
     }
@@ -844,7 +846,7 @@ impl Rdma {
     fn stop_queues(setup: &mut Setup<'_, Self>, queues: Range<u16>, cx: &Sleepable) {
         for qid in queues.clone() {
             if let Some(queue) = setup.queue(qid) {
-                // What it has not drained is waited for by who destroys the tag set.
+                // What has not ended is waited for by who destroys the tag set.
                 let _ = queue.stop(cx);
             }
         }
