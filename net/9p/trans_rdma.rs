@@ -336,7 +336,8 @@ impl Conn {
         let _ = self.client.enqueue(Arc::from(self));
     }
 
-    /// Ends the connection and all requests.
+    /// Ends the connection and all requests; those of a device that completes nothing end when the
+    /// QP is destroyed, which takes a minute then.
     fn stop(&self, cx: &Sleepable) {
         let _guard = self.stopping.lock();
         self.lost.store(true, Relaxed);
@@ -347,10 +348,18 @@ impl Conn {
         self.id.release_handler(cx);
         // If there is no connection, the drain flushes the requests.
         let _ = self.id.disconnect(cx);
-        for tags in [&self.tags, &self.flush] {
-            if let Err(e) = tags.reclaim(&self.qp, cx) {
-                pr_err!("QP {} was not drained: {e:?}\n", self.qp.num());
-            }
+        let tags = [&self.tags, &self.flush];
+        let drained = tags
+            .into_iter()
+            .try_for_each(|tags| tags.reclaim(&self.qp, cx));
+        let stopped = drained.or_else(|e| {
+            pr_err!("QP {} was not drained: {e:?}\n", self.qp.num());
+            self.flush.close(ENOTCONN);
+            // Its receives keep the connection.
+            self.qp.release_recvs(cx)
+        });
+        if let Err(e) = stopped {
+            pr_err!("QP {} keeps its connection: {e:?}\n", self.qp.num());
         }
     }
 
