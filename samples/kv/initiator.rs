@@ -277,7 +277,10 @@ impl Conn {
         self.close();
         self.id.release_handler(cx);
         let _ = self.id.disconnect(cx);
-        done.and(self.tags.reclaim(&self.qp, cx))
+        let drained = self.tags.reclaim(&self.qp, cx);
+        // The receives of a device that completes nothing keep the connection.
+        let ended = drained.or_else(|e| self.qp.release_recvs(cx).and(Err(e)));
+        done.and(ended)
     }
 
     fn requests(&self, count: u32, cx: &Sleepable) -> Result {

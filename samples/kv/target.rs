@@ -64,7 +64,7 @@ const BACKLOG: u32 = 16;
 const SGES: u32 = 16;
 /// The number of connections, those included that wait. The CQs have room for no more QPs.
 const CONNECTIONS: u32 = 32;
-/// The time before a connection that was not drained is ended again.
+/// The time before a connection that a handler has kept is ended again.
 const PAUSE: Delta = Delta::from_secs(1);
 
 /// The part that connections share: a CQ for each CPU, as far as there are vectors, and the store.
@@ -183,7 +183,7 @@ impl WorkItem for Conn {
 
     fn run(this: Arc<Self>) {
         if let Err(e) = Sleepable::current().and_then(|cx| this.end(&cx)) {
-            rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
+            rdma::pr_err_ratelimited!("a connection was not ended: {e:?}\n");
             // The QP still has its context, which only this takes.
             fsleep(PAUSE);
             this.as_arc_borrow().end_later();
@@ -243,12 +243,18 @@ impl Conn {
         let _ = self.target.client.enqueue(Arc::from(self));
     }
 
-    /// The QP is drained, and loses its context, which owns it.
+    /// The QP is drained, and loses its context, which owns it. Where the device completes nothing,
+    /// the receives and the context let go of the QP, which gives back the rest when it is
+    /// destroyed.
     fn end(&self, cx: &Sleepable) -> Result {
         self.id.release_handler(cx);
         // The drain flushes the QP where there is no connection.
         let _ = self.id.disconnect(cx);
-        self.qp.clear_context(cx)
+        let cleared = self.qp.clear_context(cx);
+        cleared.or_else(|_| {
+            self.qp.release_recvs(cx)?;
+            self.qp.release_context(cx)
+        })
     }
 
     #[cold]

@@ -60,7 +60,7 @@ const SLOTS: u32 = 10;
 /// The number of connections that may wait for their peers to confirm them. Until these are gone,
 /// as many more may come.
 const BACKLOG: u32 = 8;
-/// The time before a connection that was not drained is ended again.
+/// The time before a connection that a handler has kept is ended again.
 const PAUSE: Delta = Delta::from_secs(1);
 /// The pages of a call's data, and how many of them a request has.
 const PAGES: u32 = MAX_LEN.div_ceil(PAGE_SIZE) as u32;
@@ -101,7 +101,7 @@ impl WorkItem for Connection {
 
     fn run(this: Arc<Self>) {
         if let Err(e) = Sleepable::current().and_then(|cx| this.end(&cx)) {
-            rdma::pr_err_ratelimited!("a connection was not drained: {e:?}\n");
+            rdma::pr_err_ratelimited!("a connection was not ended: {e:?}\n");
             // The QP still has its context, which only this takes.
             fsleep(PAUSE);
             this.as_arc_borrow().end_later();
@@ -116,12 +116,14 @@ impl Connection {
         let _ = self.client.enqueue(Arc::from(self));
     }
 
-    /// The QP keeps its context, which owns the QP, until this takes it.
+    /// The QP keeps its context, which owns the QP, until this takes it, from a QP whose device
+    /// completes nothing without a drain.
     fn end(&self, cx: &Sleepable) -> Result {
         self.id.release_handler(cx);
         // The drain flushes the QP where there is no connection.
         let _ = self.id.disconnect(cx);
-        self.qp.clear_context(cx)
+        let cleared = self.qp.clear_context(cx);
+        cleared.or_else(|_| self.qp.release_context(cx))
     }
 }
 
