@@ -84,6 +84,21 @@ impl List {
         // only, which the exclusive reference to the list stands for.
         unsafe { &mut *at.as_ref().links().0.get() }
     }
+
+    /// Returns the callback of a transfer that was posted to a QP and has not ended.
+    fn find(&mut self, qp: *mut bindings::ib_qp) -> Option<*mut bindings::ib_cqe> {
+        let mut next = self.0;
+        while let Some(at) = next {
+            // SAFETY: By the type invariant the context is valid.
+            let context = unsafe { at.as_ref() };
+            if ptr::eq(context.posted_to(), qp) {
+                return Some(context.cqe());
+            }
+            // SAFETY: The context is in the list, which the caller has locked.
+            next = unsafe { self.links(at) }.next;
+        }
+        None
+    }
 }
 
 /// All contexts, in lists by their address; part of the core module.
@@ -173,27 +188,10 @@ pub(crate) unsafe fn remove(context: &(dyn Transfer + 'static)) {
     }
 }
 
-/// Returns the callback of a transfer that was posted to a QP and has not ended.
-fn find(qp: *mut bindings::ib_qp) -> Option<*mut bindings::ib_cqe> {
-    Table::get()?.lists.iter().find_map(|list| {
-        let mut list = list.lock();
-        let mut next = list.0;
-        while let Some(at) = next {
-            // SAFETY: By the invariant of the list, which is locked, the context is valid.
-            let context = unsafe { at.as_ref() };
-            if ptr::eq(context.posted_to(), qp) {
-                return Some(context.cqe());
-            }
-            // SAFETY: The context is in the list, which is locked.
-            next = unsafe { list.links(at) }.next;
-        }
-        None
-    })
-}
-
 /// Returns whether a transfer that was posted to a QP has not ended.
 pub(crate) fn is_out(qp: *mut bindings::ib_qp) -> bool {
-    find(qp).is_some()
+    let is_in = |list: &SpinLockIrq<List>| list.lock().find(qp).is_some();
+    Table::get().is_some_and(|table| table.lists.iter().any(is_in))
 }
 
 /// Completes the transfers that were posted to a QP and have not ended, as flushed: their handlers
@@ -204,19 +202,26 @@ pub(crate) fn is_out(qp: *mut bindings::ib_qp) -> bool {
 /// The QP is valid and `cq` that of its sends. The device has no request of the QP any longer, and
 /// no completion of one is left, so that these are lost.
 pub(crate) unsafe fn end(qp: *mut bindings::ib_qp, cq: *mut bindings::ib_cq, _cx: &Sleepable) {
-    let mut last = ptr::null_mut();
-    while let Some(cqe) = find(qp).filter(|cqe| *cqe != last) {
-        // One that does not end, as debugging finds its owner back, has the QP wait.
-        last = cqe;
-        let mut wc = bindings::ib_wc {
-            status: bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
-            qp,
-            ..Default::default()
-        };
-        wc.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
-        // SAFETY: The transfer is lost, as the caller promises, so its owner, which keeps the
-        // context and the callback, is not back, and this completes it alone. The CQ is valid, as
-        // the caller promises. The helper provides the context in which its handlers run.
-        unsafe { bindings::rdma_helper_complete(cq, &raw mut wc) };
+    let lists = Table::get().map_or(&[][..], |table| &table.lists);
+    for list in lists {
+        let mut last = ptr::null_mut();
+        loop {
+            let found = list.lock().find(qp);
+            // One that does not end, as debugging finds its owner back, has the QP wait.
+            let Some(cqe) = found.filter(|cqe| *cqe != last) else {
+                break;
+            };
+            last = cqe;
+            let mut wc = bindings::ib_wc {
+                status: bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
+                qp,
+                ..Default::default()
+            };
+            wc.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+            // SAFETY: The transfer is lost, as the caller promises, so its owner, which keeps the
+            // context and the callback, is not back, and this completes it alone. The CQ is valid,
+            // as the caller promises. The helper provides the context in which its handlers run.
+            unsafe { bindings::rdma_helper_complete(cq, &raw mut wc) };
+        }
     }
 }
