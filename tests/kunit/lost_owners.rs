@@ -5,8 +5,13 @@
 
 #![cfg(debug_assertions)]
 
+#[cfg(has_faults)]
+use crate::fixture::with_fault;
 use crate::{
-    check::expect,
+    check::{
+        expect,
+        TWICE, //
+    },
     fixture::{
         both,
         wait,
@@ -424,9 +429,77 @@ fn late_ends_once<C: Polled>() -> Result {
     is_removed(NullEnv { env, dev })
 }
 
+/// A request that completes twice: the second time its note was taken.
+fn twice_ends_once<C: Polled>() -> Result {
+    let _noted = Noted::new()?;
+    let null = Null::<C>::new()?;
+    null.disconnect()?;
+    let counts = Counts::new()?;
+    expect(1, TWICE);
+    null.inject(Injection::Duplicate { count: 1 })?;
+    for _ in 0..2 {
+        let owner = counts.single::<context::Atomic>(&null.env.pd, &null.env.cx)?;
+        send(&null.a, owner)?;
+    }
+    null.a.drain(&null.env.cx)?;
+    check_eq!(counts.get(), (2, 0, 2));
+    let Null { a, b, cq, env, dev } = null;
+    drop((a, b, cq));
+    is_removed(NullEnv { env, dev })
+}
+
+/// Requests for whose notes there is no memory are posted without.
+#[cfg(has_faults)]
+fn unnoted_completes<C: Polled>() -> Result {
+    let _noted = Noted::new()?;
+    let null = Null::<C>::new()?;
+    null.disconnect()?;
+    let counts = Counts::new()?;
+    expect(1, "no memory to note a post: it does not end if it is lost");
+    let owner = counts.single::<context::Atomic>(&null.env.pd, &null.env.cx)?;
+    // The first allocation is of the table of what is posted.
+    let (posted, failed) = with_fault(2, || send(&null.a, owner));
+    check!(failed);
+    posted?;
+    let owner = counts.single::<context::Atomic>(&null.env.pd, &null.env.cx)?;
+    send(&null.a, owner)?;
+    null.a.drain(&null.env.cx)?;
+    check_eq!(counts.get(), (2, 0, 2));
+    let Null { a, b, cq, env, dev } = null;
+    drop((a, b, cq));
+    is_removed(NullEnv { env, dev })
+}
+
 #[kunit_tests(rdma_lost_owners)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn duplicate_in_a_softirq() -> Result {
+        twice_ends_once::<Softirq>()
+    }
+
+    #[test]
+    fn duplicate_in_a_work_item() -> Result {
+        twice_ends_once::<Workqueue>()
+    }
+
+    #[test]
+    fn duplicate_at_a_caller() -> Result {
+        twice_ends_once::<Direct>()
+    }
+
+    #[cfg(has_faults)]
+    #[test]
+    fn note_without_memory_in_a_softirq() -> Result {
+        unnoted_completes::<Softirq>()
+    }
+
+    #[cfg(has_faults)]
+    #[test]
+    fn note_without_memory_at_a_caller() -> Result {
+        unnoted_completes::<Direct>()
+    }
 
     const LAST: i32 = COUNT as i32 - 1;
 

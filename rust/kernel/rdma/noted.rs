@@ -21,6 +21,7 @@ use crate::{
 use kernel::{
     rbtree::{
         RBTree,
+        RBTreeNode,
         RBTreeNodeReservation, //
     },
     sync::{
@@ -74,6 +75,9 @@ struct Bucket {
     notes: RBTree<Key, Note>,
     /// The number of the last note.
     last: u64,
+    /// The note that was taken out last. The poller still reads the callback of a request that
+    /// completes twice, one time behind the other, before debugging reports it.
+    taken: Option<RBTreeNode<Key, Note>>,
 }
 
 // SAFETY: The callbacks of owners are used by the thread that completes the request alone.
@@ -93,6 +97,7 @@ impl Table {
                 let bucket = Bucket {
                     notes: RBTree::new(),
                     last: 0,
+                    taken: None,
                 };
                 kernel::new_spinlock_irq!(bucket, "rdma::noted::Table")
             }),
@@ -221,8 +226,8 @@ unsafe fn take(note: NonNull<Note>) -> Option<*mut bindings::ib_cqe> {
     // SAFETY: By the invariant of `Note` it is there, and its fields do not change.
     let (owner, key) = unsafe { ((*note.as_ptr()).owner, (*note.as_ptr()).key) };
     if let Some(bucket) = Table::bucket(key.qp) {
-        let note = bucket.lock().notes.remove_node(&key);
-        drop(note);
+        let mut bucket = bucket.lock();
+        bucket.taken = bucket.notes.remove_node(&key);
     }
     Some(owner)
 }
@@ -371,8 +376,9 @@ pub(crate) unsafe fn take_lost(
 ) -> Option<(*mut bindings::ib_cqe, Queue)> {
     let mut bucket = Table::bucket(qp.get())?.lock();
     let (key, queue) = find(&bucket, qp, of)?;
-    let note = bucket.notes.get_mut(&key).map(ptr::from_mut)?;
-    debug::deactivate(note.cast());
-    let (_, note) = bucket.notes.remove_node(&key)?.to_key_value();
-    Some((note.owner, queue))
+    let note = bucket.notes.get_mut(&key)?;
+    let owner = note.owner;
+    debug::deactivate(ptr::from_mut(note).cast());
+    bucket.taken = bucket.notes.remove_node(&key);
+    Some((owner, queue))
 }
