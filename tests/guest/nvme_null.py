@@ -55,13 +55,16 @@ def refused(ground):
         verified(ground, target, backing)
 
 
-def target_lost(ground, bs):
+# A QP by its number: of the admin queue at the host and at the target, and then of the other queue.
+HOST, TARGET = 2, 3
+
+
+def queue_lost(ground, end, bs):
     with device(ground) as (lossy, target, backing):
         with ground.controller(target, nr_io_queues=1) as host, Load(host.disk(), bs=bs, iodepth=32) as load:
-            # Those of the admin queue at the host and at the target, and then of the other queue.
             qps = sorted(lossy.qps(), key=int)
             assert len(qps) == 4, qps
-            lossy.write(f"{qps[3]}/inject", "hold")
+            lossy.write(f"{qps[end]}/inject", "hold")
             host.disconnect()
             ground.broken(load)
         until(lambda: not lossy.qps(), "there are QPs still", 240)
@@ -71,7 +74,12 @@ def target_lost(ground, bs):
 @case("a target's queue completes nothing any more", links=("null",), defects={("target", "c"): WAITS})
 def lost(ground):
     # Some RDMA READs are posted when nothing completes any more.
-    target_lost(ground, "64k")
+    queue_lost(ground, TARGET, "64k")
+
+
+@case("a host's queue completes nothing any more", links=("null",), defects={("host", "c"): WAITS})
+def host_lost(ground):
+    queue_lost(ground, HOST, "4k")
 
 
 @case("a target's queue with unsignaled responses completes nothing any more", links=("null",),
@@ -79,4 +87,4 @@ def lost(ground):
 def lost_unsignaled(ground):
     # Data of that size come and go with their commands and responses, which are in the ring then.
     with nvme.target_with(ground.end, sig_limit=16, kept_data_size=4096):
-        target_lost(ground, "4k")
+        queue_lost(ground, TARGET, "4k")
