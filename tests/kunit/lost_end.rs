@@ -14,6 +14,7 @@ use crate::{
         wait,
         CountDrop,
         Counter,
+        Env,
         Inbox,
         Message,
         Null,
@@ -45,6 +46,7 @@ use rdma::{
             Tag,
             Tags, //
         },
+        Connecting,
         Received,
         RecvHandler,
         RecvRing, //
@@ -212,7 +214,7 @@ fn receives_end<C: Polled>(
 /// A connection whose device completes nothing, and whose receives keep it, from `begin` to `end`.
 fn receives_are_released<C: Polled>(
     begin: impl FnOnce(&Arc<Conn<C>>, &Sleepable) -> Result,
-    end: impl FnOnce(&Qp<C>, &Sleepable) -> Result,
+    end: impl FnOnce(&Qp<C>, &Env) -> Result,
 ) -> Result {
     let null = Null::<C>::new()?;
     let Null { a, b, cq, env, dev } = null;
@@ -235,7 +237,7 @@ fn receives_are_released<C: Polled>(
     expect(1, OVERRUN);
     dev.inject(CQ_FAILS)?;
     check_err!(conn.qp.drain(&env.cx), EOVERFLOW);
-    end(&conn.qp, &env.cx)?;
+    end(&conn.qp, &env)?;
     check_eq!((failed.get(), gone.get()), (0, 0));
     drop(conn);
     check_eq!(gone.get(), 1);
@@ -555,27 +557,40 @@ mod tests {
 
     #[test]
     fn released_receives_in_a_softirq() -> Result {
-        receives_are_released::<Softirq>(|_, _| Ok(()), Qp::release_recvs)
+        receives_are_released::<Softirq>(|_, _| Ok(()), |qp, env| qp.release_recvs(&env.cx))
     }
 
     #[test]
     fn released_receives_in_a_work_item() -> Result {
-        receives_are_released::<Workqueue>(|_, _| Ok(()), Qp::release_recvs)
+        receives_are_released::<Workqueue>(|_, _| Ok(()), |qp, env| qp.release_recvs(&env.cx))
     }
 
     #[test]
     fn released_receives_at_a_caller() -> Result {
-        receives_are_released::<Direct>(|_, _| Ok(()), Qp::release_recvs)
+        receives_are_released::<Direct>(|_, _| Ok(()), |qp, env| qp.release_recvs(&env.cx))
     }
 
     #[test]
     fn released_receives_of_a_context_in_a_work_item() -> Result {
         let set = |conn: &Arc<Conn<_>>, cx: &_| conn.qp.set_context(conn.clone(), cx);
-        receives_are_released::<Workqueue>(set, |qp, cx| {
-            check_err!(qp.clear_context(cx), EOVERFLOW);
-            qp.release_recvs(cx)?;
-            qp.release_context(cx)
+        receives_are_released::<Workqueue>(set, |qp, env| {
+            check_err!(qp.clear_context(&env.cx), EOVERFLOW);
+            qp.release_recvs(&env.cx)?;
+            qp.release_context(&env.cx)
         })
+    }
+
+    #[test]
+    fn released_receives_of_an_attempt_to_connect() -> Result {
+        expect(1, "was not drained (EOVERFLOW)");
+        receives_are_released::<Softirq>(
+            |_, _| Ok(()),
+            |qp, env| {
+                let id = cm::Id::create(&env.client, &env.cx)?;
+                drop(Connecting::new(&id, qp, &env.cx));
+                Ok(())
+            },
+        )
     }
 
     #[test]

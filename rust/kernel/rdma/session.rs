@@ -57,7 +57,8 @@ pub fn end<S: PollContext, R: PollContext>(id: &cm::Id, qp: &Qp<S, R>, cx: &Slee
     qp.drain(cx)
 }
 
-/// A connection that is being made, and is [ended](end) if this is dropped before.
+/// A connection that is being made, and is [ended](end) if this is dropped before. Should that fail,
+/// the receives let go of it ([`Qp::release_recvs`]).
 #[must_use = "the connection is ended when this is dropped"]
 pub struct Connecting<'a, S: PollContext, R: PollContext> {
     id: &'a cm::Id,
@@ -81,6 +82,9 @@ impl<S: PollContext, R: PollContext> Drop for Connecting<'_, S, R> {
     fn drop(&mut self) {
         if let Err(e) = end(self.id, self.qp, self.cx) {
             crate::pr_err_ratelimited!("QP {} was not drained ({e:?})\n", self.qp.num());
+            if let Err(e) = self.qp.release_recvs(self.cx) {
+                crate::pr_err_ratelimited!("QP {} keeps its receives ({e:?})\n", self.qp.num());
+            }
         }
     }
 }
