@@ -171,8 +171,15 @@ fn post<C: Way>(t: &mut Turn<'_, C>, kind: Kind, null: &NullDevice, qp: &Arc<Qp<
             null.inject_qp(qp.num(), Injection::Vanish { count })?;
             null.inject_qp(qp.num(), Injection::Fail)?;
             calm(null, qp.num());
-            conn.end();
-            posted
+            // The others are being flushed.
+            let released = match t.rng.once_in(2) {
+                true => qp.release_recvs(cx),
+                false => {
+                    conn.end();
+                    Ok(())
+                }
+            };
+            posted.and(released)
         }
         Kind::Transfer => {
             let owner = Transfer::new(LEN, t.life(), cx)?;
