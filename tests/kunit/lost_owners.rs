@@ -457,8 +457,8 @@ fn unnoted_completes<C: Polled>() -> Result {
     let counts = Counts::new()?;
     expect(1, "no memory to note a post: it does not end if it is lost");
     let owner = counts.single::<context::Atomic>(&null.env.pd, &null.env.cx)?;
-    // The first allocation is of the table of what is posted.
-    let (posted, failed) = with_fault(2, || send(&null.a, owner));
+    // The first two allocations are of the table of what is posted.
+    let (posted, failed) = with_fault(3, || send(&null.a, owner));
     check!(failed);
     posted?;
     let owner = counts.single::<context::Atomic>(&null.env.pd, &null.env.cx)?;
