@@ -579,7 +579,8 @@ impl Inner {
     }
 }
 
-/// A work item that does [`Inner::flush`], again and again, for threads that wait for a limited time.
+/// A work item that does [`Inner::flush`], again and again, for threads that wait for a limited
+/// time.
 #[pin_data]
 pub(crate) struct Flush {
     #[pin]

@@ -267,9 +267,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// Fails with `EDEADLK` in a handler of the QP's CQs; `EBUSY` if a message is
     /// [kept](crate::session::Kept); with `ETIMEDOUT` after a minute, or `EOVERFLOW` at once if a
-    /// CQ has lost completions, as where a handler has not returned; with `EOPNOTSUPP` if completions of the CQ were ever polled into a
-    /// [`WcArray`](crate::cq::WcArray), or it is [shared](crate::cq::Cq::pool_get). It may be
-    /// called again. It needs no memory.
+    /// CQ has lost completions, as where a handler has not returned; with `EOPNOTSUPP` if
+    /// completions of the CQ were ever polled into a [`WcArray`](crate::cq::WcArray), or it is
+    /// [shared](crate::cq::Cq::pool_get). It may be called again. It needs no memory.
     ///
     /// # Examples
     ///

@@ -57,8 +57,8 @@ pub fn end<S: PollContext, R: PollContext>(id: &cm::Id, qp: &Qp<S, R>, cx: &Slee
     qp.drain(cx)
 }
 
-/// A connection that is being made, and is [ended](end) if this is dropped before. Should that fail,
-/// the receives let go of it ([`Qp::release_recvs`]).
+/// A connection that is being made, and is [ended](end) if this is dropped before. Should that
+/// fail, the receives let go of it ([`Qp::release_recvs`]).
 #[must_use = "the connection is ended when this is dropped"]
 pub struct Connecting<'a, S: PollContext, R: PollContext> {
     id: &'a cm::Id,

@@ -302,7 +302,7 @@ impl<T: RecvHandler> Table<T> {
     /// There is no `RecvRef` of them, nor one given back by a completion.
     unsafe fn end_lost(&self) {
         for recv in self.recvs_out() {
-            // SAFETY: The receive is one of the table, and has no `RecvRef`, as the caller promises.
+            // SAFETY: The receive is one of the table. It has no `RecvRef`, as the caller promises.
             let ended = unsafe {
                 cqe::ignore((&raw mut (*recv.as_ptr()).cqe).cast::<Cqe<Recv<T>>>());
                 Recv::end(recv)
