@@ -585,8 +585,13 @@ int rdma_helper_trace_post_recv_of(struct ib_qp *qp, const struct ib_recv_wr *wr
 				   const struct ib_recv_wr **bad_wr, const struct ib_cqe *cqe)
 {
 	int num_sge = wr->num_sge;
-	int ret = qp->device->ops.post_recv(qp, wr, bad_wr);
+	int ret = -EINVAL;
 
+	/* As refuse_recv() does where nothing is traced. */
+	if (qp->srq)
+		*bad_wr = wr;
+	else
+		ret = qp->device->ops.post_recv(qp, wr, bad_wr);
 	trace_post_recv(qp, cqe, num_sge, ret);
 	return ret;
 }

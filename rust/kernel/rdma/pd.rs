@@ -53,11 +53,6 @@ pub struct Pd(deferred::Deferred<State>);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id(usize);
 
-impl Id {
-    /// The identity of no PD.
-    pub(crate) const NONE: Self = Self(0);
-}
-
 impl Pd {
     /// Allocates a protection domain (`ib_alloc_pd`). Fails with `ENOMEM`, or the driver's error.
     pub fn alloc(dev: &Device, _cx: &Sleepable) -> Result<Self> {

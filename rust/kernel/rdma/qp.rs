@@ -61,10 +61,7 @@ use crate::{
     lost,
     noted,
     objects,
-    pd::{
-        self,
-        Pd, //
-    },
+    pd::Pd,
     prelude::internal::*,
     qp_id::{
         QpHead,
@@ -111,17 +108,31 @@ pub struct Qp<S: PollContext, R: PollContext = S> {
 ///
 /// # Invariants
 ///
-/// `target` is the QP of `inner`, `post_recv` its driver's operation, and its queues complete to
-/// CQs whose pollers are `pollers`.
-// What a post reads comes first, up to the number of the QP: in an `Arc` that is one cache line.
+/// `target` is the QP of `inner`, and its queues complete to CQs whose pollers are `pollers`.
+/// `post_recv` is its driver's operation or, if it is on an SRQ, [`refuse_recv`].
+// What posts and handlers that post again read comes first, up to the number of the QP: in an `Arc`
+// that is one cache line.
 #[repr(C)]
 pub(crate) struct AnyQp {
-    /// The PD of receives; none if the QP takes them from an SRQ, so that no entry is of it.
-    recv_pd: pd::Id,
+    pollers: (*const Wc, *const Wc),
     post_recv: trace::Post<bindings::ib_qp, bindings::ib_recv_wr>,
     pub(crate) target: wr::PostTarget,
-    pollers: (*const Wc, *const Wc),
     pub(crate) inner: deferred::Deferred<Inner>,
+}
+
+/// Refuses a receive of a QP that takes its receives from an SRQ, which some drivers do not.
+///
+/// # Safety
+///
+/// `bad` is valid for writes.
+unsafe extern "C" fn refuse_recv(
+    _qp: *mut bindings::ib_qp,
+    wr: *const bindings::ib_recv_wr,
+    bad: *mut *const bindings::ib_recv_wr,
+) -> c_int {
+    // SAFETY: `bad` is valid for writes, as the caller promises.
+    unsafe { *bad = wr };
+    EINVAL.to_errno()
 }
 
 impl AnyQp {
@@ -814,12 +825,11 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
                 &inner.context.reg_lock,
             )
         },
-        recv_pd: match parts.srq {
-            Some(_) => pd::Id::NONE,
-            None => pd.id(),
+        post_recv: match parts.srq {
+            Some(_) => refuse_recv,
+            // SAFETY: The QP was just created, and `inner` keeps it.
+            None => unsafe { trace::Queue::op(raw.as_ptr()) },
         },
-        // SAFETY: The QP was just created, and `inner` keeps it.
-        post_recv: unsafe { trace::Queue::op(raw.as_ptr()) },
         pollers: (send_cq.poller(), recv_cq.poller()),
         inner,
     })

@@ -11,7 +11,6 @@ use crate::{
     },
     debug,
     noted,
-    pd,
     prelude::internal::*,
     qp::Qp,
     trace,
@@ -236,17 +235,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
         R: Runs<P, ID>,
     {
-        let recv_pd = self.any.recv_pd;
+        let target = &self.any.target;
         let wr = match wr(&owner) {
-            // Some drivers take receives of a QP on an SRQ. No entry is of such a QP's PD for them;
-            // without an entry there is nothing else that would say so.
-            Ok(wr)
-                if wr.is_of(recv_pd)
-                    && (const { N > 0 } || recv_pd != pd::Id::NONE)
-                    && owner.may_post_to(self.any.target.qp_id, cqe::Sealed(())) =>
-            {
-                wr
-            }
+            Ok(wr) if wr.is_of(target.pd) && owner.may_post_to(target.qp_id, cqe::Sealed(())) => wr,
             Ok(_) => return Err(unmade(owner, EINVAL)),
             Err(error) => return Err(unmade(owner, error)),
         };
@@ -260,8 +251,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             let qp = self.any.target.raw.as_ptr();
             debug::set_qp_of(qp, cqe);
             // SAFETY: The request was just written, and its memory is kept by the owner, which is
-            // the queue's until `done`. The operation is that of the QP by the invariant of
-            // `AnyQp`.
+            // the queue's until `done`. The operation is that of the QP, or refuses all, by the
+            // invariant of `AnyQp`.
             let ret =
                 unsafe { trace::Queue::post_one(self.any.post_recv, qp, &raw mut raw, P::NOTED) };
             if ret == 0 {
