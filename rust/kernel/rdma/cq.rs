@@ -280,7 +280,7 @@ fn make(
         entries,
     };
     // INVARIANT: Just made or taken.
-    let shared = reserved.fill(Inner {
+    let Ok(shared) = reserved.init(init!(Inner {
         raw,
         empties: Empties::new(wcs.is_some()),
         wcs,
@@ -291,10 +291,10 @@ fn make(
         free: FreeCqes::new(entries.try_into().unwrap_or(i32::MAX)),
         entries,
         kind,
-        waiting: waiting.clone(),
+        waiting,
         dev: dev.clone(),
         object,
-    });
+    }));
     if kind == Kind::Pooled {
         return Ok(shared);
     }
@@ -310,8 +310,8 @@ fn make(
             (*cq).poll_ctx = context;
         }
     }
-    if let Some(waiting) = waiting {
-        dev.inner().removal.add(waiting)?;
+    if let Some(waiting) = &shared.waiting {
+        dev.inner().removal.add(waiting.clone())?;
     }
     Ok(shared)
 }

@@ -20,6 +20,7 @@ use crate::{
     objects::Object,
     prelude::internal::*, //
 };
+use core::convert::Infallible;
 use kernel::{
     sync::{
         self,
@@ -155,10 +156,19 @@ impl<T: Teardown> Reserved<T> {
     /// inlined, so that the work item's code is this module's: a ULP's code may be gone when it
     /// returns.
     pub(crate) fn fill(self, value: T) -> Deferred<T> {
-        let Ok(item) = self.0.pin_init_with(pin_init!(Item {
+        let Ok(item) = self.init(value);
+        item
+    }
+
+    /// As [`Reserved::fill`], with a value that is made in its place.
+    pub(crate) fn init<E: From<Infallible>>(
+        self,
+        value: impl PinInit<T, E>,
+    ) -> Result<Deferred<T>, E> {
+        let item = self.0.pin_init_with(pin_init!(Item {
             work <- kernel::new_work!("rdma::Deferred"),
-            value: ManuallyDrop::new(value),
-        }));
+            value <- value,
+        }? E))?;
         if let Some(object) = item.value.object() {
             // SAFETY: The object is in the item, or in a pinned `Arc` of the item, and neither
             // gives exclusive access to it. It is dropped before the memory is freed, or that is
@@ -167,15 +177,19 @@ impl<T: Teardown> Reserved<T> {
         }
         // SAFETY: An address from `Arc::into_raw` is not null.
         // INVARIANT: This owns the reference of the new `Arc`.
-        Deferred(unsafe { NonNull::new_unchecked(Arc::into_raw(item.into()).cast_mut()) })
+        Ok(Deferred(unsafe {
+            NonNull::new_unchecked(Arc::into_raw(item.into()).cast_mut())
+        }))
     }
 }
 
+/// A value is dropped only after its teardown: handles hand the item on when the last one goes.
 #[pin_data]
 struct Item<T: Teardown> {
     #[pin]
     work: workqueue::Work<Item<T>>,
-    value: ManuallyDrop<T>,
+    #[pin]
+    value: T,
 }
 
 kernel::impl_has_work! {
@@ -201,12 +215,8 @@ impl<T: Teardown> Item<T> {
             return Err(e);
         }
         let torn_down = item.value.teardown(cx);
-        // SAFETY: The content of the item is not moved.
-        let mut item = unsafe { Pin::into_inner_unchecked(item) };
-        match torn_down {
-            // SAFETY: The value is not used again: the item is freed right after this.
-            Ok(()) => unsafe { ManuallyDrop::drop(&mut item.value) },
-            Err(_) => core::mem::forget(item),
+        if torn_down.is_err() {
+            core::mem::forget(item);
         }
         torn_down
     }
