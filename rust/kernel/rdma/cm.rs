@@ -566,9 +566,10 @@ pub(crate) enum State {
 /// A call that waits for an event, or what is done instead of waiting.
 enum Wait<M: Manager> {
     None,
-    /// A call waits for the event with this C value. The data that come along go into the box.
-    Event(u32, KBox<PrivateData>),
-    Done(Result<KBox<PrivateData>>),
+    /// A call waits for the event with this C value. The data that come along go into the box, if
+    /// it wants them.
+    Event(u32, Option<KBox<PrivateData>>),
+    Done(Result<Option<KBox<PrivateData>>>),
     /// No call ever waits: the connection is made by its events. Kept until the peer was asked.
     Async(Option<Arc<M::Async>>),
 }
@@ -596,9 +597,9 @@ impl<M: Manager> Inner<M> {
     }
 
     /// Takes the result of the event that a call waits for, if it has come.
-    fn take_result(&mut self) -> Option<Result<PrivateData>> {
+    fn take_result(&mut self) -> Option<Result<Option<KBox<PrivateData>>>> {
         match replace(&mut self.wait, Wait::None) {
-            Wait::Done(result) => return Some(result.map(KBox::into_inner)),
+            Wait::Done(result) => return Some(result),
             waiting => self.wait = waiting,
         }
         None
@@ -853,19 +854,41 @@ impl<M: Manager> Conn<M> {
         }
     }
 
-    /// Calls `start` and waits for an event, or for a failure. Returns the data that came along.
-    /// Fails with `EDEADLK` in a callback, `EBUSY` if another call waits or the connection is made
-    /// by its events, `ENODEV` if the device goes, `ETIMEDOUT` when the time is over, if there is a
-    /// limit, and `ERESTARTSYS` on a signal.
+    /// Calls `start` and waits for an event, or for a failure. Fails with `EDEADLK` in a callback,
+    /// `EBUSY` if another call waits or the connection is made by its events, `ENODEV` if the
+    /// device goes, and `ERESTARTSYS` on a signal.
     pub(crate) fn wait_for(
         &self,
         event: u32,
         start: impl FnOnce() -> Result,
-        timeout_ms: Option<u32>,
+        cx: &Sleepable,
+    ) -> Result {
+        self.wait(event, None, start, None, cx).map(drop)
+    }
+
+    /// As [`Conn::wait_for`] the event of the peer's answer. Returns the data that came along.
+    /// Fails with `ETIMEDOUT` when the time is over.
+    pub(crate) fn wait_for_answer(
+        &self,
+        event: u32,
+        start: impl FnOnce() -> Result,
+        timeout_ms: u32,
         cx: &Sleepable,
     ) -> Result<PrivateData> {
-        InCallback::refuse()?;
         let reply = KBox::new(PrivateData::new(&[]), GFP_KERNEL)?;
+        let reply = self.wait(event, Some(reply), start, Some(timeout_ms), cx)?;
+        Ok(reply.map_or_else(|| PrivateData::new(&[]), KBox::into_inner))
+    }
+
+    fn wait(
+        &self,
+        event: u32,
+        reply: Option<KBox<PrivateData>>,
+        start: impl FnOnce() -> Result,
+        timeout_ms: Option<u32>,
+        cx: &Sleepable,
+    ) -> Result<Option<KBox<PrivateData>>> {
+        InCallback::refuse()?;
         {
             let mut inner = self.inner.lock();
             if !matches!(inner.wait, Wait::None) {
@@ -934,7 +957,9 @@ impl<M: Manager> Conn<M> {
         inner.wait = match (replace(&mut inner.wait, Wait::None), reply) {
             (Wait::Event(..), Err(e)) => Wait::Done(Err(e)),
             (Wait::Event(success, mut to), Ok(sent)) if success == raw => {
-                *to = PrivateData::new(sent);
+                if let Some(to) = &mut to {
+                    **to = PrivateData::new(sent);
+                }
                 Wait::Done(Ok(to))
             }
             (wait, _) => wait,

@@ -319,7 +319,7 @@ fn connect(
     let answered = bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
     let connect = || {
         let ask = || send_req(id, qp, path, service_id, param);
-        let answer = conn.wait_for(answered, ask, Some(param.conn.timeout_ms), cx)?;
+        let answer = conn.wait_for_answer(answered, ask, param.conn.timeout_ms, cx)?;
         establish(qp, id, param.conn.min_rnr_timer)?;
         // SAFETY: The id is alive by the invariant of `RawId`. There are no private data.
         to_result(unsafe { bindings::ib_send_cm_rtu(id.as_ptr(), ptr::null(), 0) })?;

@@ -114,7 +114,7 @@ impl Id {
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, cx: &Sleepable) -> Result {
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
         let resolve = || self.state.resolve_addr(dst, timeout_ms);
-        self.state.conn.wait_for(resolved, resolve, None, cx)?;
+        self.state.conn.wait_for(resolved, resolve, cx)?;
         self.state.bind()
     }
 
@@ -123,8 +123,7 @@ impl Id {
     pub fn resolve_route(&self, timeout_ms: u32, cx: &Sleepable) -> Result {
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ROUTE_RESOLVED;
         let resolve = || self.state.resolve_route(timeout_ms);
-        let found = self.state.conn.wait_for(resolved, resolve, None, cx);
-        found.map(drop)
+        self.state.conn.wait_for(resolved, resolve, cx)
     }
 
     /// Returns the client's handle of the id's device. Fails with `ENOTCONN` before it has one.
@@ -251,7 +250,7 @@ impl Id {
             asked = connected.is_ok();
             connected
         };
-        let answer = conn.wait_for(established, connect, Some(timeout_ms), cx);
+        let answer = conn.wait_for_answer(established, connect, timeout_ms, cx);
         answer.inspect_err(|_| {
             if asked {
                 // If the connection comes all the same, its callback ends it.
