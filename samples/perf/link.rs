@@ -58,6 +58,7 @@ fn rd_atomic(from: &Device, to: &Device) -> u8 {
 pub(crate) struct Path {
     path: ah::Attr,
     rd_atomic: u8,
+    rnr_timer: RnrTimer,
     timeout: u8,
 }
 
@@ -72,6 +73,7 @@ impl Path {
         Ok(Self {
             path,
             rd_atomic: rd_atomic(from, to),
+            rnr_timer: RnrTimer::at_least(Delta::from_micros(10)),
             timeout,
         })
     }
@@ -84,14 +86,16 @@ impl Path {
             pkey_index: 0,
             access: Access::REMOTE_READ | Access::REMOTE_WRITE,
         };
+        qp.modify(init, cx)?;
         let rtr = Attr::Rtr {
             path: self.path,
             path_mtu: Mtu::B1024,
             dest_qp: peer,
             rq_psn: 0,
             max_dest_rd_atomic: self.rd_atomic,
-            min_rnr_timer: RnrTimer::at_least(Delta::from_micros(10)),
+            min_rnr_timer: self.rnr_timer,
         };
+        qp.modify(rtr, cx)?;
         let rts = Attr::Rts {
             timeout: self.timeout,
             retry_count: 7,
@@ -99,10 +103,7 @@ impl Path {
             sq_psn: 0,
             max_rd_atomic: self.rd_atomic,
         };
-        for attr in [init, rtr, rts] {
-            qp.modify(attr, cx)?;
-        }
-        Ok(())
+        qp.modify(rts, cx)
     }
 }
 
