@@ -775,6 +775,19 @@ pub(crate) fn reserve(cq: &Shared, entries: u32) -> Result<Reservation> {
     })
 }
 
+/// Takes `entries` entries or, if there are not enough or `refused` is an error already, none.
+pub(crate) fn reserve_or_none(cq: &Shared, entries: u32, refused: &mut Result) -> Reservation {
+    let taken = refused.and_then(|()| reserve(cq, entries));
+    taken.unwrap_or_else(|error| {
+        *refused = Err(error);
+        // INVARIANT: None is taken.
+        Reservation {
+            cq: cq.clone(),
+            entries: 0,
+        }
+    })
+}
+
 /// The events that a wait is for.
 struct Events {
     /// The number of calls of `comp_handler`.

@@ -451,13 +451,15 @@ impl Parts<'_> {
 /// `raw` was created for `id`, if there is one, completes to the CQs of the reservations and
 /// belongs to `pd`. Its context is `context`. If it is on an SRQ these CQs are the same, and not a
 /// direct one.
+#[pin_data]
 pub(crate) struct Inner {
     /// Not used once the QP is destroyed.
     pub(crate) raw: NonNull<bindings::ib_qp>,
     num: u32,
     id: Option<cm::Shared>,
     // Dropped before the CQs: tables look for their poller.
-    context: Pin<KBox<QpPriv>>,
+    #[pin]
+    context: QpPriv,
     send: cq::Reservation,
     /// Of no entry if the QP is on an SRQ.
     recv: cq::Reservation,
@@ -535,7 +537,7 @@ impl Inner {
         let is_known = |queue| self.queue(queue).has_only_poller();
         // What can be out of that which is kept are sends, and replies to them on the same CQ.
         let is_kept = || is_known(Queue::Send) && kept.iter().any(|kept| kept.is_out());
-        let requests = self.context.requests.lock().clone();
+        let requests = self.context.requests.as_ref();
         let slots = self.srq.as_ref().map(|srq| srq.slots());
         let queues = requests::Queues {
             qp: self.context.head.id,
@@ -548,7 +550,7 @@ impl Inner {
         let is_noted = |queue| !self.queue(queue).is_shared();
         let is_posted = || {
             noted::is_any(id, is_noted)
-                || (requests.as_ref()).is_some_and(|list| list.is_posted(queues))
+                || requests.is_some_and(|list| list.is_posted(queues))
                 || slots.is_some_and(|slots| queues.have_any(requests::all(slots)))
         };
         if !is_destroyed || !is_kept() && !is_posted() {
@@ -558,7 +560,7 @@ impl Inner {
         if is_kept() {
             kept.iter().for_each(|kept| kept.ended());
         }
-        if let Some(list) = &requests {
+        if let Some(list) = requests {
             // SAFETY: The QP is destroyed, and the pollers of its CQs have handled what they had
             // polled before that. One thread ends it.
             unsafe { list.take_lost(queues, |cqe, queue| self.complete_lost(cqe, queue)) };
@@ -600,7 +602,7 @@ impl Inner {
         let cq = self.queue(queue).raw.as_ptr();
         // The QP is gone. Handlers find its context in this.
         let mut qp = MaybeUninit::<bindings::ib_qp>::zeroed();
-        let context = ptr::from_ref(&*self.context).cast_mut().cast();
+        let context = ptr::from_ref(&self.context).cast_mut().cast();
         let mut wc = bindings::ib_wc {
             status: bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
             qp: qp.as_mut_ptr(),
@@ -739,7 +741,7 @@ unsafe fn given(qp: NonNull<bindings::ib_qp>, returned: &bindings::ib_qp_cap) ->
 }
 
 /// Creates a QP. Fails as [`Qp::create`].
-fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<AnyQp> {
+fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<AnyQp> {
     let (pd, send_cq, recv_cq) = (parts.pd, parts.send_cq, parts.recv_cq);
     let dev = pd.device();
     if send_cq.dev != *dev
@@ -757,68 +759,67 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
         _ => Some(prepared::PreparedList::new()?),
     };
     let draining = drain::Draining::new(send_cq.is_shared() || recv_cq.is_shared())?;
-    let context = QpPriv::new(parts.events, dev, prepared, draining, state)?;
-    attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
-    attr.event_handler = context.events.is_some().then_some(on_event);
     let mut object = dev.object(crate::refs::Kind::Qp);
-    // SAFETY: The CQs and the id are of this device, as just checked, and nothing below drops the
-    // id or the context of a valid QP: `Inner` keeps them.
-    let raw = unsafe { create_raw(id, pd, &mut attr) }?;
-
-    // SAFETY: The QP was just created; its number does not change.
-    object.set_qp(unsafe { raw.as_ref() });
-    if let Some(id) = id {
-        object.set_peer(id.object.peer());
-    }
-    // SAFETY: The QP was just created.
-    let (send_wr, recv_wr) = unsafe { given(raw, &attr.cap) };
-    object.sizes = objects::Sizes::Qp {
-        sends: (send_wr, send_cq.num()),
-        receives: parts.srq.is_none().then(|| (recv_wr, recv_cq.num())),
-    };
-    let reserve = || -> Result<_> {
-        let send = cq::reserve(send_cq, send_wr)?;
-        let (recv_wr, srq) = match parts.srq {
-            Some(srq) => (0, Some(srq::SrqReservation::new(srq, recv_cq)?)),
-            None => (recv_wr, None),
-        };
-        Ok((send, cq::reserve(recv_cq, recv_wr)?, srq))
-    };
-    let (send, recv, srq) = match reserve() {
-        Ok(reservations) => reservations,
-        Err(error) => {
-            // SAFETY: Nothing was posted to the QP.
-            if let Err(e) = unsafe { destroy_raw(id, raw) } {
-                pr_err!(
-                    "{dev}: a new QP was not destroyed ({e:?}): it is leaked and holds its device\n"
-                );
-                let (id, cqs) = (id.cloned(), (send_cq.clone(), recv_cq.clone()));
-                core::mem::forget((object, id, context, pd.clone(), cqs, parts.srq.cloned()));
-            }
-            return Err(error);
-        }
-    };
-    // INVARIANT: As created.
-    let inner = reserved.fill(Inner {
-        raw,
+    let mut refused = Ok(());
+    let (sizes, refuse) = (&mut (0, 0), &mut refused);
+    // Nothing fails once there is a QP, whose context this is.
+    let inner = reserved.init(try_pin_init!(Inner {
+        context <- QpPriv::new(parts.events, dev, prepared, draining, state),
+        raw: {
+            attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
+            attr.event_handler = context.events.is_some().then_some(on_event);
+            // SAFETY: The CQs and the id are of this device, as just checked, and `Inner` keeps the
+            // id and the context.
+            let raw = unsafe { create_raw(id, pd, &mut attr) }?;
+            // SAFETY: The QP was just created.
+            *sizes = unsafe { given(raw, &attr.cap) };
+            raw
+        },
         // SAFETY: The QP was just created; its number does not change.
         num: unsafe { raw.as_ref() }.qp_num,
         id: id.cloned(),
-        send,
-        recv,
-        srq,
+        send: cq::reserve_or_none(send_cq, sizes.0, refuse),
+        recv: {
+            let entries = if parts.srq.is_some() { 0 } else { sizes.1 };
+            cq::reserve_or_none(recv_cq, entries, refuse)
+        },
+        srq: {
+            let taken = parts.srq.map(|srq| srq::SrqReservation::new(srq, recv_cq));
+            taken.transpose().unwrap_or_else(|error| {
+                *refuse = Err(error);
+                None
+            })
+        },
         marker_ah: sync::SetOnce::new(),
-        context,
         pd: pd.clone(),
-        object,
-    });
+        object: {
+            // SAFETY: The QP was just created; its number does not change.
+            object.set_qp(unsafe { raw.as_ref() });
+            if let Some(id) = id {
+                object.set_peer(id.object.peer());
+            }
+            object.sizes = objects::Sizes::Qp {
+                sends: (sizes.0, send_cq.num()),
+                receives: parts.srq.is_none().then(|| (sizes.1, recv_cq.num())),
+            };
+            object
+        },
+    }))?;
+    if let Err(error) = refused {
+        // SAFETY: Nothing was posted to the QP, and there is no handle of it.
+        let destroyed = unsafe { destroy_raw(id, inner.raw) };
+        inner.context.destroyed.populate(destroyed);
+        // This reports it if the QP was not destroyed.
+        let _ = inner.destroy(cx);
+        return Err(error);
+    }
     // INVARIANT: As created.
     const { assert!(AnyQp::READ_BY_POSTS <= 64) };
     Ok(AnyQp {
         // SAFETY: The QP was created for this PD and this CQ, and `inner` keeps them and the lock.
         target: unsafe {
             wr::PostTarget::new(
-                raw,
+                inner.raw,
                 inner.context.head.id,
                 pd,
                 recv_cq,
@@ -828,7 +829,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, _cx: &Sleepable) -> Result<
         post_recv: match parts.srq {
             Some(_) => refuse_recv,
             // SAFETY: The QP was just created, and `inner` keeps it.
-            None => unsafe { trace::Queue::op(raw.as_ptr()) },
+            None => unsafe { trace::Queue::op(inner.raw.as_ptr()) },
         },
         pollers: (send_cq.poller(), recv_cq.poller()),
         inner,
@@ -943,6 +944,9 @@ struct QpPriv {
     /// Held while the QP is drained.
     #[pin]
     draining: sync::Mutex<drain::Draining>,
+    /// Those of the first drain, unless a CQ is shared.
+    #[pin]
+    markers: drain::Markers,
     /// The time for which the end of the QP has waited.
     ending: drain::Waited,
     /// What destroying the QP has returned.
@@ -956,9 +960,8 @@ struct QpPriv {
     kept: keep::Tables,
     /// Set while a thread looks for receives that the device has lost.
     looks_for_lost: Atomic<bool>,
-    /// The requests that belong to the QP, if there were ever any.
-    #[pin]
-    requests: sync::Mutex<Option<Arc<requests::RequestList>>>,
+    /// The requests that belong to the QP, if there were ever any. Set with `state` locked.
+    requests: sync::SetOnce<Arc<requests::RequestList>>,
     #[pin]
     transfers: Transfers,
     events: Option<Arc<dyn Events>>,
@@ -969,29 +972,28 @@ struct QpPriv {
 }
 
 impl QpPriv {
-    /// Never inlined, so that all QPs give a lock one name, as lockdep wants it.
-    #[inline(never)]
-    fn new(
+    fn new<'a>(
         events: Option<Arc<dyn Events>>,
-        dev: &Device,
+        dev: &'a Device,
         prepared: Option<Arc<prepared::PreparedList>>,
         draining: drain::Draining,
         state: Option<State>,
-    ) -> Result<Pin<KBox<Self>>> {
-        let init = pin_init!(Self {
+    ) -> impl PinInit<Self> + 'a {
+        pin_init!(Self {
             head: QpHead {
                 module: dev.client().module,
                 id: QpId::next(),
             },
             state <- new_mutex!(state),
             draining <- new_mutex!(draining, "rdma::Qp::draining"),
+            markers <- drain::Markers::new(),
             ending: drain::Waited::new(),
             destroyed: sync::SetOnce::new(),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::drain_list")),
             kept <- keep::Tables::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
             looks_for_lost: Atomic::new(false),
-            requests <- new_mutex!(None, "rdma::QpPriv::requests"),
+            requests: sync::SetOnce::new(),
             transfers <- pin_init!(Transfers {
                 users: crate::sync::Users::new(),
                 is_ending: Atomic::new(false),
@@ -1002,19 +1004,16 @@ impl QpPriv {
             events,
             flushes: sync::SetOnce::new(),
             user_context <- context::UserContext::new(),
-        });
-        KBox::pin_init(init, GFP_KERNEL)
+        })
     }
 
     /// Returns the list of the requests that belong to the QP.
     fn requests(&self) -> Result<Arc<requests::RequestList>> {
-        let mut requests = self.requests.lock();
-        if let Some(list) = &*requests {
-            return Ok(list.clone());
+        let _locked = self.state.lock();
+        if self.requests.as_ref().is_none() {
+            self.requests.populate(requests::RequestList::new()?);
         }
-        let list = requests::RequestList::new()?;
-        *requests = Some(list.clone());
-        Ok(list)
+        self.requests.as_ref().cloned().ok_or(EINVAL)
     }
 }
 

@@ -24,13 +24,7 @@ use crate::{
     trace,
     wr::Refusal, //
 };
-use core::{
-    cell::Cell,
-    mem::{
-        replace,
-        swap, //
-    }, //
-};
+use core::cell::Cell;
 use kernel::{
     alloc::flags,
     sync::{
@@ -106,12 +100,14 @@ impl Inner {
         // The queues and the CQs have room for one marker each, and another drain may have the
         // owners.
         let mut alone = wait.until(|| self.context.draining.try_lock())?;
-        wait.until(|| alone.prepare(is_last))?;
+        // SAFETY: There is an `Inner` only in its `Deferred`, which pins it.
+        let own = unsafe { Pin::new_unchecked(&self.context.markers) };
+        wait.until(|| alone.prepare(own, is_last))?;
         if alone.is_reset {
             return Ok(End::Drained);
         }
         alone.watch.get_or_insert_with(|| self.watch());
-        let markers = alone.markers.as_ref();
+        let markers = alone.markers(own);
         let resumed = markers.is_out();
         if resumed && drain == Drain::Last(Waiter::WorkItem) {
             wait.patience.set(SHORT_TURN);
@@ -145,7 +141,7 @@ impl Inner {
         // SAFETY: By the type invariant the QP is valid.
         unsafe { bindings::rdma_helper_trace_drain_end(qp, began, rc) };
 
-        if alone.failed.is_empty() && !alone.markers.is_out() {
+        if alone.all(own).all(|markers| !markers.is_out()) {
             alone.watch = None;
         }
         if !matches!(end, Ok(End::Drained)) {
@@ -722,14 +718,15 @@ fn pause(us: &mut u32) {
     *us = (*us + *us / 4).min(1_000 * STEP_MS);
 }
 
-/// The markers of the drains of a QP, of which one at a time is under way.
+/// The drains of a QP, of which one at a time is under way. `own` are always the QP's own markers.
 pub(super) struct Draining {
-    /// Those of the next drain, unless they are still to be reached.
-    markers: ManuallyDrop<Pin<KBox<Markers>>>,
-    /// Those of drains that have failed. The ones that are not reached stay here until the QP is
-    /// destroyed.
-    failed: KVec<Pin<KBox<Markers>>>,
-    /// Set if `markers` are those of the last drain, which goes on with them.
+    /// Markers besides those of the QP: of drains that have failed, and of a QP on a shared CQ. The
+    /// ones that are not reached stay here until the QP is destroyed.
+    more: KVec<Pin<KBox<Markers>>>,
+    /// Those of the next drain, unless they are still to be reached: their number, from 1 on if a
+    /// CQ is shared.
+    at: usize,
+    /// Set if these are those of the last drain, which goes on with them.
     is_last: bool,
     /// Set if the last drain has taken the QP to the reset state.
     is_reset: bool,
@@ -741,30 +738,53 @@ pub(super) struct Draining {
 
 impl Draining {
     pub(super) fn new(is_shared: bool) -> Result<Self> {
-        Ok(Self {
-            markers: ManuallyDrop::new(Markers::new(GFP_KERNEL)?),
+        let mut draining = Self {
+            more: KVec::new(),
+            at: 0,
             is_shared,
-            failed: KVec::new(),
             is_last: false,
             is_reset: false,
             watch: None,
-        })
+        };
+        if is_shared {
+            draining.add(GFP_KERNEL)?;
+        }
+        Ok(draining)
+    }
+
+    /// Adds markers, for the next drain.
+    fn add(&mut self, flags: kernel::alloc::Flags) -> Result {
+        let markers = KBox::pin_init(Markers::new(), flags)?;
+        self.more.push(markers, flags)?;
+        self.at = self.more.len();
+        Ok(())
+    }
+
+    /// Returns all markers. The QP's own are number 0.
+    fn all<'a>(&'a self, own: Pin<&'a Markers>) -> impl Iterator<Item = Pin<&'a Markers>> {
+        Iterator::chain(core::iter::once(own), self.more.iter().map(Pin::as_ref))
+    }
+
+    /// Returns those of the next drain.
+    fn markers<'a>(&'a self, own: Pin<&'a Markers>) -> Pin<&'a Markers> {
+        self.all(own).nth(self.at).unwrap_or(own)
+    }
+
+    /// Returns the number of markers that can be posted.
+    fn reached(&self, own: Pin<&Markers>) -> Option<usize> {
+        let mut numbered = self.all(own).enumerate().skip(self.is_shared.into());
+        let (number, _) = numbered.find(|(_, markers)| !markers.is_out())?;
+        Some(number)
     }
 
     /// Has markers ready that can be posted, or those that the last drain has posted. Needs memory
     /// if a drain has failed, and returns `None` while there is none. It is not reclaimed here: it
     /// may belong to what is drained.
-    fn prepare(&mut self, is_last: bool) -> Option<()> {
-        if self.markers.is_out() && !(is_last && self.is_last) {
-            match self.failed.iter_mut().find(|markers| !markers.is_out()) {
-                Some(reached) => swap(&mut *self.markers, reached),
-                None => {
-                    let flags = flags::GFP_NOWAIT | flags::__GFP_NOWARN;
-                    self.failed.reserve(1, flags).ok()?;
-                    let markers = Markers::new(flags).ok()?;
-                    let failed = replace(&mut *self.markers, markers);
-                    self.failed.push_within_capacity(failed).ok()?;
-                }
+    fn prepare(&mut self, own: Pin<&Markers>, is_last: bool) -> Option<()> {
+        if self.markers(own).is_out() && !(is_last && self.is_last) {
+            match self.reached(own) {
+                Some(number) => self.at = number,
+                None => self.add(flags::GFP_NOWAIT | flags::__GFP_NOWARN).ok()?,
             }
         }
         self.is_last = is_last;
@@ -775,9 +795,7 @@ impl Draining {
 impl Drop for Draining {
     /// Frees the markers, but for those that the poller of another module may be about to reach.
     fn drop(&mut self) {
-        // SAFETY: The field is not used again.
-        let markers = unsafe { ManuallyDrop::take(&mut self.markers) };
-        for markers in Iterator::chain(self.failed.drain_all(), Some(markers)) {
+        for markers in self.more.drain_all() {
             if self.is_shared && markers.is_out() {
                 core::mem::forget(markers);
             }
@@ -808,14 +826,13 @@ unsafe impl Send for Markers {}
 unsafe impl Sync for Markers {}
 
 impl Markers {
-    pub(super) fn new(flags: kernel::alloc::Flags) -> Result<Pin<KBox<Self>>> {
+    pub(super) fn new() -> impl PinInit<Self> {
         let marker = |done| bindings::ib_cqe { done: Some(done) };
-        let init = pin_init!(Self {
+        pin_init!(Self {
             cqes: [marker(reached::<0>), marker(reached::<1>)],
             state: Atomic::new(BUSY),
             reached <- Completion::new(),
-        });
-        KBox::pin_init(init, flags)
+        })
     }
 
     /// Changes the state, and returns the one before. All that was done before a marker was reached
