@@ -6,7 +6,8 @@ from bench_rows import PARTS, device, share
 
 TWINS = {"rust": "Rust", "c": "C"}
 COSTS = {"instructions": "instructions", "native": "nanoseconds"}
-FILES = {"instructions": ("bench-counted.svg", "bench-qps.svg"), "native": ("bench-native.svg", "bench-qps-native.svg")}
+FILES = {"instructions": ("bench-counted.svg", "bench-qps.svg", "bench-arrays.svg"),
+         "native": ("bench-native.svg", "bench-qps-native.svg", "bench-arrays-native.svg")}
 DEVICES = {"rxe0": "rxe over one network device", "rxe1-rxe2": "rxe between two network namespaces"}
 
 
@@ -59,6 +60,19 @@ def qps(path, rows, clock):
          pairs(("direct", "static", "softirq", "workqueue"), points))
 
 
+def arrays(path, rows, clock):
+    """So, of requests that are in arrays: one of each QP, or one of all. 1,024 are in flight, or one on each QP."""
+    def points(name, twin):
+        load, context = names[name]
+        picked = pick(rows, "qps", load=load, clock=clock, context=context, cpus=1)
+        return [point(r, twin, "qps") for r in picked if r["qps"] * r["depth"] >= 1024]
+
+    names = {f"{load.removesuffix('_rate')}, {context}": (load, context)
+             for load in ("queue_rate", "pool_rate") for context in ("direct", "softirq")}
+    plot(path, "Cost against the number of QPs, requests in an array of each QP (queue) or of all (pool)",
+         Axis("QPs", 2), Axis(f"{COSTS[clock]} a request: post and completion"), pairs(names, points))
+
+
 def costs(path, runs, rows, clock):
     """What the null device's rows cost, with where the middle half of the rounds lies, beside the share
     of the device itself: where that is measured apart from all else, so that it is within its bar."""
@@ -82,6 +96,7 @@ def draw(folder, runs, rows):
     for dev in DEVICES:
         latency(folder / f"bench-latency-{dev}.svg", runs, dev)
         depth(folder / f"bench-depth-{dev}.svg", rows, dev)
-    for clock, (bar, line) in FILES.items():
+    for clock, (bar, line, array) in FILES.items():
         costs(folder / bar, runs, rows, clock)
         qps(folder / line, rows, clock)
+        arrays(folder / array, rows, clock)
