@@ -45,7 +45,10 @@ use crate::{
         WcError, //
     }, //
 };
-use core::cell::UnsafeCell;
+use core::{
+    cell::UnsafeCell,
+    mem, //
+};
 use kernel::{
     sync::{
         atomic,
@@ -279,6 +282,7 @@ fn make(
         },
         entries,
     };
+    const { assert!(deferred::VALUE_AT + mem::offset_of!(Inner, kind) <= 64) };
     // INVARIANT: Just made or taken.
     let Ok(shared) = reserved.init(init!(Inner {
         raw,
@@ -358,18 +362,21 @@ impl<C: CorePolled + FixedContext> Cq<C> {
 ///
 /// `raw` is a CQ of `dev` of this `kind`. `entries` are its own, or those taken of it
 /// where it is shared.
+// What a poll reads comes first: in an item, behind the count of references, that is one cache
+// line.
+#[repr(C)]
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_cq>,
     /// For the holder of `poll_lock`; there if callers poll the CQ.
     wcs: Option<KBox<UnsafeCell<Wcs>>>,
     poll_lock: PollLock,
     pub(crate) empties: Empties,
-    failed: AtomicBool,
     /// What a poll into an array looks at: [`UNUSED`], and [`MARKER`] for each [`MarkerWatch`].
     arrays: AtomicU32,
+    failed: AtomicBool,
+    kind: Kind,
     free: FreeCqes,
     entries: u32,
-    kind: Kind,
     /// There if the CQ can be waited for.
     waiting: Option<Arc<Waiting>>,
     pub(crate) dev: Device,

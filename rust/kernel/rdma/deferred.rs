@@ -166,8 +166,8 @@ impl<T: Teardown> Reserved<T> {
         value: impl PinInit<T, E>,
     ) -> Result<Deferred<T>, E> {
         let item = self.0.pin_init_with(pin_init!(Item {
-            work <- kernel::new_work!("rdma::Deferred"),
             value <- value,
+            work <- kernel::new_work!("rdma::Deferred"),
         }? E))?;
         if let Some(object) = item.value.object() {
             // SAFETY: The object is in the item, or in a pinned `Arc` of the item, and neither
@@ -185,12 +185,17 @@ impl<T: Teardown> Reserved<T> {
 
 /// A value is dropped only after its teardown: handles hand the item on when the last one goes.
 #[pin_data]
+#[repr(C)]
 struct Item<T: Teardown> {
     #[pin]
-    work: workqueue::Work<Item<T>>,
-    #[pin]
     value: T,
+    #[pin]
+    work: workqueue::Work<Item<T>>,
 }
+
+/// The offset of a value that is aligned to eight in the memory of its item, which begins with the
+/// count of references.
+pub(crate) const VALUE_AT: usize = 8;
 
 kernel::impl_has_work! {
     impl{T: Teardown} HasWork<Self> for Item<T> { self.work }
