@@ -210,8 +210,9 @@ impl<T: Teardown> Item<T> {
         // has begun; what `queue_work()` does then, it does in an RCU read-side section, and
         // `destroy_workqueue()` frees the workqueue after a grace period.
         let queue = unsafe { &*queue };
-        // It is not queued: a queued item has a reference.
-        let _ = queue.enqueue(Arc::from(item));
+        // It is not queued: a queued item has a reference. So this does not fail, and no code is
+        // made that would drop a value here, before its teardown.
+        let _ = queue.enqueue(Arc::from(item)).map_err(core::mem::forget);
     }
 
     fn finish(item: Pin<sync::UniqueArc<Self>>, waiter: Waiter, cx: &Sleepable) -> Result {
