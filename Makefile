@@ -109,7 +109,8 @@ help:
 	@echo '                 compilers of unstable'
 	@echo 'make ulp NAME= DIR=  a new ULP in a folder of its own, which builds and runs with make there'
 	@echo 'make on-device DEV=  tries an RDMA device of this machine, outside the sandbox, and writes a report to send;'
-	@echo '                 with DRY=1 it only says what it would do'
+	@echo '                 with DRY=1 it only says what it would do; with SERVE=1 it is the other end for a second machine,'
+	@echo '                 where PEER= is the address of this one'
 	@echo 'make update      look for newer kernels on the mirror the next time'
 	@echo 'make clean       remove build/'
 	@echo 'make distclean   remove build/ and the cache'
@@ -150,7 +151,7 @@ tally := bash -c '. scripts/lib.sh; "$$@" | tally' tally
 
 on-device:
 	@[ '$(DEV)' ] || { echo 'error: say which device: make on-device DEV=rxe0' >&2; exit 2; }
-	@scripts/on-device '$(DEV)' $(if $(DRY),--dry-run)
+	@scripts/on-device $(call quoted,DEV) $(if $(DRY),--dry-run) $(if $(SERVE),--serve) $(if $(PEER),--peer $(call quoted,PEER))
 
 demo check bench patches soak doc:
 	@$(sandbox) scripts/$@

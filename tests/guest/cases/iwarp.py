@@ -5,6 +5,7 @@ import re
 
 import perf
 from case import ROUNDS, STOCK, case, sh
+from cases import ondevice
 from demo import PAIRINGS, run
 from rping import CONTEXTS
 from samples import MadPing, UdEcho, kv, module, rpc
@@ -67,4 +68,5 @@ if not STOCK:
     case("siw: perf: rdma_perf_rs: each load", "rdma_perf_rs")(perf.on_siw)
     for c in CONTEXTS:
         case(f"siw: rdma link delete under traffic: {c}", c)(deleted)
+    case("siw: on-device: passes, and leaves nothing")(ondevice.on_siw)
     case("siw: rxe again")(end)
