@@ -68,20 +68,32 @@ def limits():
     return {row: (float(most), float(differ)) for row, most, differ in lines}
 
 
+def held(bound, ratio):
+    """The limit of this name, how far equal modules differ, and whether a ratio holds it."""
+    most, differ = limits()[bound]
+    return most, differ, ratio <= most + differ
+
+
 def bounded(found):
     """What must hold: (name, ratio, limit, how far equal modules differ, whether it holds)."""
-    known = limits()
     for row in found:
-        most, differ = known[name(row)]
-        yield name(row), row["ratio"], most, differ, row["ratio"] <= most + differ
+        yield name(row), row["ratio"], *held(name(row), row["ratio"])
+
+
+def guarded(row):
+    """The name of the guard's bound for a row: one that is set, and not recorded."""
+    return f"guard, {row['pairs'][1]}: {name(row)}"
 
 
 def record(found):
-    """The bounds, of C by C: what differs there is what cannot be told from equal."""
+    """The bounds, of C by C: what differs there is what cannot be told from equal. Those that are set stay."""
     if any(pair != "c:c" for row in found for pair in row["pairs"]):
         raise SystemExit("bench: the bounds are how far C differs from itself")
-    head = "# Instructions an I/O over NVMe, B / A: row; at most; how far equal modules differ, with fio's clock.\n"
-    BOUNDS.write_text(head + "".join(f"{name(row)}\t1.0000\t{row['spread'] + row['grain']:.4f}\n" for row in found))
+    names = {name(row) for row in found}
+    head, *lines = BOUNDS.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if line.split("\t")[0] not in names]
+    BOUNDS.write_text(head + "".join(f"{name(row)}\t1.0000\t{row['spread'] + row['grain']:.4f}\n" for row in found)
+                      + "".join(kept))
 
 
 def draw(folder, found):

@@ -3,6 +3,7 @@
 """Tests of what the benchmark makes of its runs."""
 
 import sys
+import tempfile
 import unittest
 from itertools import product
 from math import comb
@@ -115,6 +116,24 @@ class Nvme(unittest.TestCase):
             with mock.patch.object(bench_nvme, "limits", lambda: {"nvme read, 512 bytes, MTU 1500, depth 16": (1, 0.01)}):
                 (_, _, _, _, held), = bench_nvme.bounded(bench_nvme.rows(runs))
             self.assertEqual(held, holds)
+
+    def test_the_guard_has_a_bound_of_its_own(self):
+        found, = bench_nvme.rows(turns([(100_000, 100_400)], ("c:c", "c:rust")))
+        name = "guard, c:rust: nvme read, 512 bytes, MTU 1500, depth 16"
+        self.assertEqual(bench_nvme.guarded(found), name)
+        for most, holds in ((1.003, True), (1.001, False)):
+            with mock.patch.object(bench_nvme, "limits", lambda: {name: (most, 0.002)}):
+                self.assertEqual(bench_nvme.held(name, found["ratio"])[2], holds)
+
+    def test_bounds_that_are_set_stay(self):
+        with tempfile.TemporaryDirectory() as folder:
+            bounds = Path(folder, "bounds.tsv")
+            bounds.write_text("# Head.\nnvme read, 512 bytes, MTU 1500, depth 16\t1.0000\t0.5000\nguard\t1.0030\t0.0020\n")
+            with mock.patch.object(bench_nvme, "BOUNDS", bounds):
+                bench_nvme.record(list(bench_nvme.rows(turns([(100_000, 100_000)]))))
+                found = bench_nvme.limits()
+        self.assertEqual(found["guard"], (1.003, 0.002))
+        self.assertLess(found["nvme read, 512 bytes, MTU 1500, depth 16"][1], 0.5)
 
     def test_bounds_are_of_c_alone(self):
         with self.assertRaises(SystemExit):
