@@ -96,6 +96,45 @@ def record(found):
                       + "".join(kept))
 
 
+CONNECTIONS_TITLE = ("NVMe over RDMA: what a connection takes, by the ends HOST:TARGET, on rxe over one network device;"
+                     " an I/O queue has 128 entries")
+CONNECTIONS_HEAD = ("what", "ends", "figure", "unit", "by C's", "spread", "at most", "")
+# What is measured, in which unit. What a connection has beside its I/O queues: the admin queue, a controller of nvme-core
+# and one of nvmet, a disk.
+MEASURED = {"bytes": ("memory", "bytes"), "connect": ("connecting", "instructions"),
+            "disconnect": ("disconnecting", "instructions")}
+QUEUE, REST = "an I/O queue", "all else"
+
+
+def connections(runs):
+    """What an I/O queue takes, by the difference of connections with few and with many, and all else, by each pair of ends;
+    by C and C, and how far the turns of the pair are apart."""
+    found, turns = defaultdict(lambda: defaultdict(list)), defaultdict(dict)
+    for run in runs:
+        turns[run["pair"], run["round"]][run["queues"]] = run["result"]
+    for (pair, _), by_queues in turns.items():
+        few, many = min(by_queues), max(by_queues)
+        for key, (what, unit) in MEASURED.items():
+            queue = (by_queues[many][key] - by_queues[few][key]) / (many - few)
+            found[f"{what}, {QUEUE}", unit][pair].append(queue)
+            found[f"{what}, {REST}", unit][pair].append(by_queues[few][key] - few * queue)
+    for (what, unit), pairs in found.items():
+        for pair, values in pairs.items():
+            yield {"what": what, "pair": pair, "figure": median(values), "unit": unit,
+                   "by_c": median(values) / median(pairs["c:c"]),
+                   "spread": (max(values) - min(values)) / median(values), "rounds": len(values)}
+
+
+def connection_cells(row):
+    """A line of the table, with the bound of what has one."""
+    bound, cells = f"{row['what']}, {row['pair']}", ["", ""]
+    if bound in limits():
+        most, differ, holds = held(bound, row["by_c"])
+        cells = [f"{most + differ:.3f}", "holds" if holds else "DOES NOT HOLD"]
+    return [row["what"], row["pair"], f"{row['figure']:,.0f}", row["unit"], f"{row['by_c']:.3f}",
+            f"{row['spread']:.3f}", *cells]
+
+
 def draw(folder, found):
     """Instructions against depth, A's dashed where B is another pair."""
     lines = []

@@ -139,6 +139,20 @@ class Nvme(unittest.TestCase):
         with self.assertRaises(SystemExit):
             bench_nvme.record(list(bench_nvme.rows(turns([(1, 1)], ("c:c", "c:rust")))))
 
+    def test_a_queue_is_the_difference_of_connections(self):
+        lines = []
+        for pair, rest, queue in (("c:c", 1000, 400), ("c:rust", 1500, 500)):
+            lines += [{"pair": pair, "round": 0, "queues": queues,
+                       "result": {"bytes": rest + queues * queue, "connect": 70 + 30 * queues, "disconnect": 9 + queues}}
+                      for queues in (1, 3)]
+        found = {(row["what"], row["pair"]): row for row in bench_nvme.connections(lines)}
+        queue = found["memory, an I/O queue", "c:rust"]
+        self.assertEqual((queue["figure"], queue["by_c"]), (500, 1.25))
+        self.assertEqual(found["memory, all else", "c:rust"]["figure"], 1500)
+        self.assertEqual(found["connecting, all else", "c:c"]["figure"], 70)
+        self.assertEqual(bench_nvme.connection_cells(queue)[-1], "holds")
+        self.assertEqual(bench_nvme.connection_cells({**queue, "by_c": 1.26})[-1], "DOES NOT HOLD")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -9,8 +9,8 @@ DIR/PHASE.jsonl, a line a job, once the phase is whole. PHASE nvme-guard is one 
 
 nvme_bench modes: counts what one I/O takes of the kernel's work items, softirqs, polls and switches of tasks.
 
-nvme_bench connections: the memory of a connection, admin queue and one I/O queue, by each pair of ends, and the
-instructions that connecting and disconnecting take, those of nvme-cli and of nvme-core among them."""
+nvme_bench DIR nvme-connections: the bytes that a connection takes with one I/O queue and with more, by each pair of ends,
+and the instructions that connecting and disconnecting take, those of nvme-core and nvmet among them."""
 
 import json
 import os
@@ -19,7 +19,6 @@ import sys
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from statistics import median
 
 import nvme
 from case import sh
@@ -32,7 +31,10 @@ ROWS = {1500: ((512, 4096), (1, 4, 16, 64)), 4400: ((4096,), (1, 16))}
 GUARD_ROWS = {1500: ((4096,), (1,))}
 GUARD_IOS = 5_000
 # Connections that exist at once, and how often each pair of ends has so many.
-CONNECTIONS, TURNS = 24, 3
+CONNECTIONS, TURNS = 24, 2
+PAIRS = ("c:c", "c:rust", "rust:c", "rust:rust")
+# By the number of I/O queues: on one CPU there is one of each kind, and the last one is polled.
+QUEUES = {1: "nr_io_queues=1", 3: "nr_io_queues=1,nr_write_queues=1,nr_poll_queues=1"}
 TRACING = Path("/sys/kernel/tracing")
 # The keys by which each event is counted.
 EVENTS = {"workqueue/workqueue_execute_start": "function.sym", "rdma_core/cq_poll": "cq_id,rc",
@@ -93,6 +95,11 @@ def measure(folder, phase, *pairs):
             said = f"{phase}: turn {n * len(pairs) + place + 1} of {rounds * len(pairs)}, {pair}"
             lines += [{"phase": phase, "clock": "instructions", "round": n, "place": place, "pair": pair, **line}
                       for line in turn(pair, load, said, wanted, ios)]
+    keep(folder, phase, lines)
+
+
+def keep(folder, phase, lines):
+    """Writes what a phase has measured, once it is whole."""
     part = folder / f"{phase}.part"
     part.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
     part.rename(folder / f"{phase}.jsonl")
@@ -157,53 +164,72 @@ def free():
 
 
 def busy():
-    """The seconds in which the CPU was not idle."""
-    idle = sum(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[4:6]))
-    return time.monotonic() - idle / os.sysconf("SC_CLK_TCK")
+    """The nanoseconds for which the CPU has run tasks."""
+    # So that the time of this one is among them, and that of work items which end a connection.
+    time.sleep(1)
+    cpu, = [line for line in Path("/proc/schedstat").read_text(encoding="ascii").splitlines() if line.startswith("cpu")]
+    return int(cpu.split()[7])
 
 
-def connected(pair):
-    """What each of some connections takes by a pair of ends: bytes, and seconds to connect and to disconnect."""
+def connect(target, host, queues):
+    """Makes a controller, without nvme-cli, which would be most of it. Returns its number."""
+    options = {"transport": nvme.TRANSPORTS[host], "traddr": target.addr, "trsvcid": target.trsvcid, "nqn": target.nqn,
+               "queue_size": 128}
+    with nvme.FABRICS.open("r+b", buffering=0) as file:
+        file.write(",".join([*(f"{name}={value}" for name, value in options.items()), "duplicate_connect",
+                             QUEUES[queues]]).encode())
+        return int(re.match(rb"instance=(\d+),", file.read(64))[1])
+
+
+def disconnect(number):
+    nvme.write(nvme.CONTROLLERS / f"nvme{number}/delete_controller", 1)
+
+
+def connected(pair, queues):
+    """What each of some connections takes by a pair of ends: bytes, and nanoseconds to connect and to disconnect."""
     host, target = pair.split(":")
-    with nvme.ends(host, target), nvme.Null(memory_backed=0) as null, nvme.Target(null) as served:
-        def made():
-            return nvme.Controller(served, host, nr_io_queues=1, queue_size=128)
-        with made():
-            pass
-        before, begin, controllers = free(), busy(), []
-        for _ in range(CONNECTIONS):
-            controllers.append(made())
-            controllers[-1].connect()
-        connect = busy() - begin
-        taken, begin = before - free(), busy()
-        for controller in controllers:
-            controller.disconnect()
-        disconnect = busy() - begin
+    with nvme.ends(host, target):
+        with nvme.Target() as served:
+            # The first one finds nothing in its place.
+            first = connect(served, host, queues)
+            said = (nvme.CONTROLLERS / f"nvme{first}/queue_count").read_text(encoding="ascii")
+            assert int(said) == queues + 1, f"{said.strip()} queues, the admin queue among them"
+            disconnect(first)
+        nvme.none_left()
+        # The device keeps the CQs that ends in C share (ib_cq_pool_get()) until it goes.
+        sh("rdma", "link", "delete", "rxe0")
+        sh("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rdma0")
+        with nvme.Target() as served:
+            before, begin = free(), busy()
+            numbers = [connect(served, host, queues) for _ in range(CONNECTIONS)]
+            connecting = busy() - begin
+            taken, begin = before - free(), busy()
+            for number in numbers:
+                disconnect(number)
+            disconnecting = busy() - begin
     nvme.none_left()
-    return [figure / CONNECTIONS for figure in (taken, connect, disconnect)]
+    return {"bytes": taken / CONNECTIONS, "connect": connecting / CONNECTIONS, "disconnect": disconnecting / CONNECTIONS}
 
 
-def connections():
-    """A table of what a connection takes, by all pairs of ends in turns."""
-    found = {pair: [] for pair in ("c:c", "c:rust", "rust:c", "rust:rust")}
+def connections(folder, phase):
+    """Connections by all pairs of ends in turns."""
+    lines = []
     for n in range(TURNS):
-        for pair, figures in found.items():
-            figures.append(connected(pair))
-            said = ", ".join(f"{figure:,.4g}" for figure in figures[-1])
-            print(f"  turn {n + 1} of {TURNS}, {pair}: {said}", flush=True)
-    middle = {pair: [median(column) for column in zip(*figures)] for pair, figures in found.items()}
-    print(f"{'host:target':12}{'KiB':>10}{'connect, ms':>13}{'disconnect, ms':>16}{'by C and C':>26}")
-    for pair, (taken, connect, disconnect) in middle.items():
-        ratios = "".join(f"{mine / c:10.3f}" for mine, c in zip(middle[pair], middle["c:c"]))
-        print(f"{pair:12}{taken / 1024:10,.1f}{connect * 1000:13.2f}{disconnect * 1000:16.2f}{ratios}", flush=True)
+        for pair in PAIRS:
+            for queues in QUEUES:
+                result = connected(pair, queues)
+                lines.append({"phase": phase, "round": n, "pair": pair, "queues": queues, "result": result})
+                print(f"  turn {n + 1} of {TURNS}, {pair}, {queues} I/O queues: "
+                      + ", ".join(f"{name} {figure:,.0f}" for name, figure in result.items()), flush=True)
+    keep(folder, phase, lines)
 
 
 def main():
     nvme.up("rxe")
     if sys.argv[1] == "modes":
         modes()
-    elif sys.argv[1] == "connections":
-        connections()
+    elif sys.argv[2] == "nvme-connections":
+        connections(Path(sys.argv[1]), sys.argv[2])
     else:
         folder, phase, *pairs = sys.argv[1:]
         measure(Path(folder), phase, *pairs)
