@@ -167,6 +167,12 @@ impl Shared {
         self.ib.as_ptr()
     }
 
+    /// Returns the `struct device` of the C device.
+    pub(crate) fn dev(&self) -> *mut bindings::device {
+        // SAFETY: `ib` is valid by the type invariant.
+        unsafe { device_of(self.ib) }
+    }
+
     /// Returns the state of a device that has operations.
     ///
     /// # Safety

@@ -14,9 +14,12 @@ use crate::{
     memory::LOCAL_KEY,
     verbs, //
 };
+use core::ptr::null_mut;
 use kernel::{
     debugfs::Dir,
+    device,
     error::to_result,
+    faux,
     prelude::*,
     str::CStr,
     sync::Arc, //
@@ -249,32 +252,50 @@ struct Devices {
     all: KVec<Arc<Shared>>,
     /// The folder in debugfs that has one for each device.
     root: Option<Dir>,
+    /// The parent of each device, which says what NUMA node that is near to.
+    parent: Option<faux::Registration>,
+}
+
+impl Devices {
+    const NONE: Self = Self {
+        all: KVec::new(),
+        root: None,
+        parent: None,
+    };
 }
 
 kernel::sync::global_lock! {
     // SAFETY: The module's init initialises it, before anything else of the module runs.
-    unsafe(uninit) static DEVICES: Mutex<Devices> = Devices { all: KVec::new(), root: None };
+    unsafe(uninit) static DEVICES: Mutex<Devices> = Devices::NONE;
+}
+
+/// Returns the `struct device` of a parent.
+fn device_of(parent: &faux::Registration) -> *mut bindings::device {
+    let dev: &device::Device<device::Bound> = parent.as_ref().as_ref();
+    core::ptr::from_ref(dev).cast_mut().cast()
 }
 
 /// # Safety
 ///
 /// Called once, before any other function of this file.
-pub(crate) unsafe fn init(root: Dir) {
+pub(crate) unsafe fn init(root: Dir) -> Result {
+    let parent = faux::Registration::new(c"rdma_null", None)?;
+    // SAFETY: The parent is a valid device, of which the node is set before it has children.
+    #[cfg(CONFIG_NUMA)]
+    unsafe {
+        (*device_of(&parent)).numa_node = 0;
+    }
     // SAFETY: The caller calls this once, before anything else uses it.
     unsafe { DEVICES.init() };
-    DEVICES.lock().root = Some(root);
+    let mut devices = DEVICES.lock();
+    (devices.root, devices.parent) = (Some(root), Some(parent));
+    Ok(())
 }
 
 /// Removes all devices and waits for removals that other threads have begun. The caller makes no
 /// more devices.
 pub(crate) fn exit() {
-    let devices = core::mem::replace(
-        &mut *DEVICES.lock(),
-        Devices {
-            all: KVec::new(),
-            root: None,
-        },
-    );
+    let devices = core::mem::replace(&mut *DEVICES.lock(), Devices::NONE);
     for shared in &devices.all {
         shared.unregister();
         shared.flush_work();
@@ -318,11 +339,17 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
     if kind == Kind::IwarpCm {
         machine.cm = Some(Cm::new()?);
     }
-    let root = DEVICES.lock().root.clone();
+    let (root, parent) = {
+        let devices = DEVICES.lock();
+        let parent = devices.parent.as_ref().map_or(null_mut(), device_of);
+        (devices.root.clone(), parent)
+    };
     let shared = Shared::new(name, machine, root)?;
     let ib = shared.ib();
-    // SAFETY: The device was just allocated, and the RDMA core does not know it yet.
+    // SAFETY: The device was just allocated, and the RDMA core does not know it yet. The parent
+    // goes after all devices, in `exit`.
     unsafe {
+        (*shared.dev()).parent = parent;
         (*ib).node_type = bindings::RDMA_NODE_IB_CA as u8;
         (*ib).phys_port_cnt = 1;
         (*ib).num_comp_vectors = VECTORS;
@@ -360,7 +387,7 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
     let registered = kept.and_then(|()| {
         // SAFETY: The device is complete. There is no DMA device, so addresses are the kernel's.
         to_result(unsafe {
-            bindings::ib_register_device(ib, shared.name.as_char_ptr(), core::ptr::null_mut())
+            bindings::ib_register_device(ib, shared.name.as_char_ptr(), null_mut())
         })
     });
     if let Err(e) = registered {

@@ -104,8 +104,8 @@ impl kernel::Module for Module {
         ];
         let links = KBox::pin(links.map(Opaque::new), GFP_KERNEL)?;
         let root = kernel::debugfs::Dir::new(c"rdma_null");
-        // SAFETY: This is the module's init, which cannot fail after this.
-        unsafe { null_device::init(root.clone()) };
+        // SAFETY: This is the module's init, which cannot fail once this has succeeded.
+        unsafe { null_device::init(root.clone())? };
         for link in &*links {
             // SAFETY: The structure is pinned, and stays until `drop` unregisters it.
             unsafe { bindings::rdma_link_register(link.get()) };

@@ -44,6 +44,15 @@ def data(ground):
         verified(ground, target, backing)
 
 
+@case("a controller's memory is near to its device", links=("null",))
+def near(ground):
+    """The device is near to the first NUMA node, where the kernel knows of nodes."""
+    node = 0 if Path("/sys/devices/system/node").exists() else -1
+    with device(ground) as (_, target, _), ground.controller(target, nr_io_queues=1) as host:
+        said = int((host.path / "numa_node").read_text(encoding="ascii"))
+        assert said == node, f"the node is {said} and not {node}"
+
+
 @case("requests are refused while a queue is set up", links=("null",))
 def refused(ground):
     """One after the other, from the first receive of the host to the registration and the SEND of Connect."""
