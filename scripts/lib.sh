@@ -19,6 +19,10 @@ on_host() {
 	if ((${#script[@]})); then sed -uE "${script[@]}"; else cat; fi
 }
 
+# Where kbuild tries the compiler's options. By itself it does so in the folder of the kernel, which several checkouts use
+# at once, each in a sandbox that has the same numbers of processes: one removes what another one tries.
+kbuild_probes='TMPOUT=/tmp/.tmp_$$$$'
+
 # need TOOL...: the host has these tools.
 need() {
 	local tool
