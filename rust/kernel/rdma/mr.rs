@@ -14,6 +14,8 @@ mod state;
 
 pub use state::{
     Exclusive,
+    Lent,
+    OneThread,
     Shared,
     State, //
 };
@@ -484,7 +486,8 @@ impl<M> From<MapError<M>> for Error {
 /// # Invariants
 ///
 /// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it has the
-/// state `S`. Both exist until this is dropped. This is covariant in `M`, as it is the only
+/// state `S`. Both exist until this is dropped, but for the memory if the state says that it was
+/// taken out. This is covariant in `M`, as it is the only
 /// handle of the memory, and gives it back by value. States have no supertypes.
 pub struct Region<D: dma::AnyDirection, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     mr: ManuallyDrop<Mr>,
@@ -493,6 +496,9 @@ pub struct Region<D: dma::AnyDirection, M: Memory<D> = Buf<D>, S: State = Exclus
     // If the state is exclusive, this is not `Sync`.
     _types: PhantomData<(D, S)>,
 }
+
+/// A [`Region`] whose memory can be taken out by a reference: see [`Region::take_memory`].
+pub type LentRegion<D, M = Buf<D>> = Region<D, M, Lent>;
 
 /// A [`Region`] that threads share. Posts of its registrations and invalidations take a lock.
 pub type SharedRegion<D, M = Buf<D>> = Region<D, M, Shared>;
@@ -561,6 +567,70 @@ impl<D: dma::AnyDirection, M: Memory<D>> Region<D, M> {
     }
 }
 
+impl<D: dma::AnyDirection, M: Memory<D>> LentRegion<D, M> {
+    /// As [`Region::map`], of memory that [`Region::take_memory`] gives back.
+    pub fn lend(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
+        // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned
+        // here.
+        match unsafe { mr.map(memory.get(), None) } {
+            // SAFETY: The memory was just mapped. The MR, which is owned here, is idle.
+            Ok(iova) => Ok(unsafe { Self::from_parts(mr, memory, iova) }),
+            Err(error) => Err(MapError { mr, memory, error }),
+        }
+    }
+
+    /// Takes the memory out, if the region is idle and still has it. The region, which may be the
+    /// owner's of a request that has not completed, is not registered again. Any context.
+    ///
+    /// The memory of a region is in no request: those that register it and end that name its MR. So
+    /// a peer has its use only, until a proof has ended that.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{mr::LentRegion, prelude::*, wc::Success};
+    /// /// The reply has come, perhaps before it is known that the request has been sent.
+    /// fn replied(
+    ///     region: &LentRegion<FromDevice>,
+    ///     wc: &Success<'_>,
+    ///     qp: &Qp<Softirq>,
+    /// ) -> Option<Buf<FromDevice>> {
+    ///     match region.remote_invalidated(wc, qp) {
+    ///         true => region.take_memory(),
+    ///         false => None,
+    ///     }
+    /// }
+    ///
+    /// /// The request is sent. Another one may use the MR.
+    /// fn sent(region: LentRegion<FromDevice>) -> Result<Mr> {
+    ///     let (mr, _memory) = region.into_mr().map_err(|_| EBUSY)?;
+    ///     Ok(mr)
+    /// }
+    /// ```
+    #[inline]
+    pub fn take_memory(&self) -> Option<M> {
+        if !self.state().take() {
+            return None;
+        }
+        // SAFETY: By the type invariant the memory is there, as the region was idle. By the state
+        // it is not used from here on: there is no reference to it outside of methods, and this is
+        // not `Sync`, so no other one runs.
+        Some(unsafe { ptr::read(&*self.memory) })
+    }
+
+    /// Gives the MR back, and the memory if that was not taken out; or the region if it may be
+    /// registered. Any context.
+    pub fn into_mr(self) -> Result<(Mr, Option<M>), Self> {
+        if self.state().is_taken() {
+            self.state().end();
+            // SAFETY: The MR is taken once: the region is neither used again nor dropped.
+            let mr = unsafe { ManuallyDrop::take(&mut ManuallyDrop::new(self).mr) };
+            return Ok((mr, None));
+        }
+        self.into_parts().map(|(mr, memory)| (mr, Some(memory)))
+    }
+}
+
 impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     /// # Safety
     ///
@@ -579,6 +649,15 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     fn state(&self) -> &S {
         // SAFETY: By the type invariant `S` is the state of the MR.
         unsafe { self.mr.0.state() }
+    }
+
+    /// Returns the memory, if it was not taken out.
+    #[inline]
+    fn memory(&self) -> Option<&M> {
+        match S::LENT && self.state().is_taken() {
+            true => None,
+            false => Some(&self.memory),
+        }
     }
 
     /// Gives the MR and the memory back, or the region if it may be registered. Any context.
@@ -610,6 +689,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     /// of [`Region::map`]. Fails with `EBUSY` if the region is not idle; `EINVAL` if the range is
     /// empty or not inside of the memory; or the driver's error: it can only be dropped then.
     pub fn set_range(&mut self, range: Range<usize>) -> Result {
+        const { assert!(!S::LENT, "the range of a `LentRegion` does not change") };
         if range.start >= range.end || range.end > self.len() {
             return Err(EINVAL);
         }
@@ -667,10 +747,10 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
         claimed.end(state, generation)
     }
 
-    /// Returns the length, in bytes.
+    /// Returns the length, in bytes; 0 if the memory was taken out.
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.memory.get().len()
+        self.memory().map_or(0, |memory| memory.get().len())
     }
 }
 
@@ -678,18 +758,24 @@ impl<D: dma::Direction, M: OwnMemory<D>, S: State> Region<D, M, S> {
     /// Copies bytes from `offset` on out of the region. Bytes that a peer is writing meanwhile may
     /// be old or new. Fails with `EINVAL` if the range is not inside of the region.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
-        self.memory.copy_out(offset, to, cqe::Sealed(()))
+        let memory = self.memory().ok_or(EINVAL)?;
+        memory.copy_out(offset, to, cqe::Sealed(()))
     }
 
     /// Copies bytes into the region from `offset` on. A peer that reads them meanwhile may get old
     /// or new ones. Fails with `EINVAL` if the range is not inside of the region.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result {
-        self.memory.copy_in(offset, from, cqe::Sealed(()))
+        let memory = self.memory().ok_or(EINVAL)?;
+        memory.copy_in(offset, from, cqe::Sealed(()))
     }
 }
 
 impl<D: dma::AnyDirection, M: Memory<D>, S: State> Drop for Region<D, M, S> {
     fn drop(&mut self) {
+        if self.memory().is_none() {
+            // SAFETY: The region is being dropped, and is not used after this.
+            return drop(unsafe { ManuallyDrop::take(&mut self.mr) });
+        }
         let idle = self.is_idle();
         // SAFETY: The region is being dropped, and is not used after this.
         let (mr, memory) = unsafe { self.take() };
@@ -793,7 +879,8 @@ impl<'a, S: State> RegWr<'a, S> {
     where
         O: sg::SgOwner<dma::OneWay>,
     {
-        let access = match region.memory.is_to_device() {
+        // Without the memory it is refused.
+        let access = match region.memory().is_some_and(sg::SgMap::is_to_device) {
             true => REMOTE_READ,
             false => LOCAL_WRITE | REMOTE_WRITE,
         };
@@ -1024,6 +1111,7 @@ impl<'a, S: State> InvWr<'a, S> {
 // `Sync`, so a closure that is `Send` has no reference to one that stays in this thread: it is the
 // owner's.
 impl<F: Send> wr::SendOpFor<F> for InvOp<Exclusive> {}
+impl<F: Send> wr::SendOpFor<F> for InvOp<Lent> {}
 impl<F> wr::SendOpFor<F> for InvOp<Shared> {}
 impl<S: State> wr::Op for InvOp<S> {
     type Output = ();
@@ -1187,16 +1275,17 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     }
 }
 
-/// Marks an exclusive region registered again whose invalidation came before its registration.
+/// Marks a region registered again whose invalidation came before its registration.
 ///
 /// # Safety
 ///
-/// `wc` is the completion of an [`InvWr`] of an exclusive region that its handler was called for,
-/// and nothing else uses that.
+/// `wc` is the completion of an [`InvWr`] of a region that its handler was called for, with a state
+/// for one thread, and nothing else uses that.
 #[cold]
 pub(crate) unsafe fn undo_invalidated(wc: &Wc) {
     // SAFETY: The handler was called by `done`, so the request has the address of an MR's first
-    // field. What was its owner keeps that still. The state is exclusive, as the caller promises.
+    // field. What was its owner keeps that still. The state is `Exclusive`, or transparent over it,
+    // as the caller promises.
     unsafe { (*wc.cqe().cast_const().cast::<FastRegMr>()).set_registered::<Exclusive>() };
 }
 
@@ -1236,7 +1325,7 @@ unsafe fn take<T: CqeHandler<ID>, S: State, const ID: u64>(wc: &Wc) -> Option<T:
 impl<'a> Completion<'a> {
     /// As [`Completion::take`], of an owner that was posted with a local invalidation ([`InvWr`]):
     /// that completes to a callback in the MR. If it was successful, the region is idle. Gives the
-    /// completion back if it is another one.
+    /// completion back if it is another one, or that of a [`LentRegion`].
     ///
     /// # Examples
     ///

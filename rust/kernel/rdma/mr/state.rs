@@ -37,9 +37,10 @@ mod private {
     pub trait Sealed {}
     impl Sealed for super::Exclusive {}
     impl Sealed for super::Shared {}
+    impl Sealed for super::Lent {}
 }
 
-/// The state of a region: [`Exclusive`] or [`Shared`].
+/// The state of a region: [`Exclusive`], [`Lent`] or [`Shared`].
 ///
 /// A claim is exclusive access to what belongs to the MR, until the next change of the state.
 ///
@@ -54,6 +55,15 @@ mod private {
 pub unsafe trait State: private::Sealed + Sized + Send + 'static {
     /// `true` if threads may share the state.
     const SHARED: bool;
+
+    /// `true` if the memory may have been taken out.
+    const LENT: bool = false;
+
+    /// Returns `true` if the memory was taken out.
+    #[inline]
+    fn is_taken(&self) -> bool {
+        false
+    }
 
     /// Returns `true` if the MR is idle. What others did with it has happened then.
     fn is_idle(&self) -> bool;
@@ -157,6 +167,81 @@ unsafe impl State for Exclusive {
         self.add(const { INVALIDATING.wrapping_sub(REGISTERED) });
     }
 }
+
+/// The state of a region that is used by one thread at a time, and whose memory can be taken out by
+/// a reference while it is idle: the MR is claimed then until it has another region.
+#[repr(transparent)]
+pub struct Lent(Exclusive);
+
+impl Lent {
+    /// Claims an idle MR whose memory is taken out.
+    #[inline]
+    pub(super) fn take(&self) -> bool {
+        let is_idle = self.0.is_idle();
+        if is_idle {
+            self.0.set(BUSY);
+        }
+        is_idle
+    }
+
+    /// Makes the MR idle whose memory was taken out: it has none.
+    #[inline]
+    pub(super) fn end(&self) {
+        self.0.set(IDLE);
+    }
+}
+
+// SAFETY: It is transparent over an `Exclusive`, and is used as that. While the memory is taken out
+// the MR is claimed, which only `end` ends.
+unsafe impl State for Lent {
+    const SHARED: bool = false;
+    const LENT: bool = true;
+
+    #[inline]
+    fn is_taken(&self) -> bool {
+        self.0 .0.get() & STATE == BUSY
+    }
+
+    #[inline]
+    fn is_idle(&self) -> bool {
+        self.0.is_idle()
+    }
+
+    #[inline]
+    fn claim_idle(&self) -> bool {
+        self.0.claim_idle()
+    }
+
+    #[inline]
+    fn claim_registered(&self) -> bool {
+        self.0.claim_registered()
+    }
+
+    #[inline]
+    fn generation(&self) -> u64 {
+        self.0.generation()
+    }
+
+    #[inline]
+    fn prepare(&self) -> u64 {
+        self.0.prepare()
+    }
+
+    #[inline]
+    fn set(&self, state: u64) {
+        self.0.set(state);
+    }
+
+    #[inline]
+    fn set_invalidating(&self) {
+        self.0.set_invalidating();
+    }
+}
+
+/// The state of a region that is used by one thread at a time: [`Exclusive`] or [`Lent`].
+pub trait OneThread: State {}
+impl OneThread for Exclusive {}
+impl OneThread for Lent {}
 
 /// The state of a region that threads share.
 ///
