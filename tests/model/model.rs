@@ -26,6 +26,8 @@ mod room_state;
 mod state;
 #[path = "../../rust/kernel/rdma/session/tags/state.rs"]
 mod tags_state;
+#[path = "../../rust/kernel/rdma/session/tags/turns.rs"]
+mod turns_state;
 
 mod cqe {
     /// As that of the crate.
@@ -58,3 +60,5 @@ mod send_ring;
 mod slots;
 #[cfg(test)]
 mod tags;
+#[cfg(test)]
+mod turns;

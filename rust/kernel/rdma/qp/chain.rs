@@ -70,7 +70,7 @@ union AnyWr {
 ///
 /// When the request is written and registers a region, so is `registration`.
 #[repr(C)]
-pub(super) struct Slot<const SGES: usize> {
+pub(crate) struct Slot<const SGES: usize> {
     registration: MaybeUninit<mr::Registration>,
     wr: MaybeUninit<AnyWr>,
     sges: [MaybeUninit<bindings::ib_sge>; SGES],
@@ -107,7 +107,7 @@ struct Links<const SGES: usize> {
 pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1, const ID: u64 = 0> {
     links: Links<SGES>,
     /// Set if there is an RDMA READ among them, or was one among those that were posted before.
-    pub(super) reads: bool,
+    pub(crate) reads: bool,
     /// Set if one registers a shared region, so that all are posted under the lock of the QP.
     is_locked: bool,
     target: &'a wr::PostTarget,
@@ -116,7 +116,7 @@ pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1, const ID: u64 = 
 }
 
 /// A chain that the driver has refused, and its answer.
-pub(super) struct Refused<'a, const SGES: usize> {
+pub(crate) struct Refused<'a, const SGES: usize> {
     links: Links<SGES>,
     /// Held until what was not posted is taken back.
     _guard: Option<SpinLockIrqGuard<'a, ()>>,
@@ -185,7 +185,7 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
     /// `slots` is memory that outlives what is returned. `owner` is valid, and is neither changed
     /// nor moved before the chain was posted or dropped.
     #[inline]
-    pub(super) unsafe fn make<T: 'a>(
+    pub(crate) unsafe fn make<T: 'a>(
         slots: *mut [Slot<SGES>; LINKS],
         target: &'a wr::PostTarget,
         owner: *const T,
@@ -321,6 +321,17 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
         self.links.len = n + 1;
     }
 
+    /// Drops the chain, which is not posted.
+    ///
+    /// # Safety
+    ///
+    /// What the requests are made of is alive.
+    #[cold]
+    pub(crate) unsafe fn undo(self) {
+        // SAFETY: Nothing is posted, and what they are made of is alive, as the caller promises.
+        unsafe { self.links.undo(0) };
+    }
+
     /// Posts the chain, signaled at its end if there is a `tail` callback for that. Where posts are
     /// noted, it is if `noted` says so.
     ///
@@ -330,7 +341,7 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
     /// signaled request that is posted later completes or the QP was drained. The callback of what
     /// is noted is that of an owner, as [`noted`](crate::noted) says.
     #[inline(always)]
-    pub(super) unsafe fn post(
+    pub(crate) unsafe fn post(
         self,
         tail: Option<*mut bindings::ib_cqe>,
         noted: bool,
@@ -400,7 +411,7 @@ impl<const SGES: usize> Refused<'_, SGES> {
     /// `names_first` is that of the [`AnyQp`](crate::qp::AnyQp). From such a driver it is not known
     /// which one had no room, so all but the last are taken for posted.
     #[cold]
-    pub(super) fn why(&self, names_first: bool) -> (Error, Option<usize>) {
+    pub(crate) fn why(&self, names_first: bool) -> (Error, Option<usize>) {
         let (links, error) = (&self.links, Error::from_errno(self.ret));
         // SAFETY: `n` is less than the number of requests, and so of slots.
         let posted = (0..links.len).find(|n| ptr::eq(unsafe { links.wr(*n) }, self.bad));

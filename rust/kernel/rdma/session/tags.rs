@@ -8,6 +8,9 @@
 //! [`Tags::reply`] finds it. A tag names another exchange only when the send has completed and the
 //! reply was handled, in any order: see Documentation/session.rst.
 //!
+//! Of the sends of a table one in a few may be signaled ([`Tag::post_in_turn`]). Its completion
+//! ends those before it, so a tag may be out for a while after its reply has come.
+//!
 //! # Examples
 //!
 //! ```
@@ -52,6 +55,7 @@
 //! ```
 
 mod state;
+mod turns;
 
 use crate::{
     atomic::{
@@ -99,6 +103,10 @@ use state::{
     Word,
     TAGS, //
 };
+use turns::{
+    Link,
+    Turns, //
+};
 
 /// The part of a tag that is posted, and the part that waits for the reply.
 pub trait Exchange: Sized + 'static {
@@ -116,7 +124,11 @@ pub trait Exchange: Sized + 'static {
     /// The context that the handlers need.
     type Needs: Context;
 
-    /// The send has completed. The reply may have come before.
+    /// Set if sends may be posted by [`Tag::post_in_turn`].
+    const IN_TURN: bool = false;
+
+    /// The send has completed. The reply may have come before. `wc` may be that of a request behind
+    /// it, as [`Tag::post_in_turn`] says.
     fn sent(request: &Self::Request, wc: &Wc, cx: &Self::Needs) {
         let _ = (request, wc, cx);
     }
@@ -175,6 +187,10 @@ struct Slot<X: Exchange> {
     cqe: Cqe<Self>,
     inv_cqe: Cqe<Self, INV>,
     state: State,
+    /// The sends that come home with that of this one, or the next in the list of the table.
+    link: Link,
+    /// Those that come home with the invalidation.
+    inv_link: Link,
     index: u16,
     table: NonNull<Table<X>>,
     word: NonNull<Word>,
@@ -242,6 +258,62 @@ impl<X: Exchange> SlotRef<X> {
             X::ended(Tag(self));
         }
     }
+
+    /// Returns the list that `link`, which is of this slot, begins.
+    #[inline]
+    fn home(self, link: &Link) -> Home<X> {
+        Home {
+            table: self.table,
+            next: link.next(),
+        }
+    }
+
+    /// Notes that the sends of a list are back, where handlers may run at the same time.
+    #[cold]
+    fn stray_all(home: Option<Home<X>>) {
+        for slot in home.into_iter().flatten() {
+            slot.stray(Half::Send);
+        }
+    }
+
+    /// The send has completed, in a handler of the CQ.
+    #[inline]
+    fn sent(self, wc: &Wc, cx: &X::Needs) {
+        // SAFETY: The send is out, so until `end_send` there are references only. Those are used in
+        // handlers of the CQ, and this is one of them, which run one after the other.
+        X::sent(unsafe { &*self.request.get() }, wc, cx);
+        // The table is looked up again, so that nothing is kept while `sent` is called.
+        if self.state.end_send(self.table().open().is_err()) {
+            // INVARIANT: Both halves are back, for this handler.
+            X::ended(Tag(self));
+        }
+    }
+}
+
+/// The sends of a list that is in no [`Turns`] any longer: they are out, and done.
+///
+/// # Invariants
+///
+/// The sends of the list are those of `table`, and out until the iterator returns them; while there
+/// is one, the table is valid. A signaled request behind them has completed, or the QP was drained.
+struct Home<X: Exchange> {
+    table: NonNull<Table<X>>,
+    next: Option<u16>,
+}
+
+impl<X: Exchange> Iterator for Home<X> {
+    type Item = SlotRef<X>;
+
+    #[inline]
+    fn next(&mut self) -> Option<SlotRef<X>> {
+        let index = usize::from(self.next?);
+        // SAFETY: By the type invariant the send is out, so the table is valid. Only indices of its
+        // slots are in a list.
+        let slot = SlotRef(unsafe { (&(*self.table.as_ptr()).slots).get_unchecked(index) }.into());
+        // INVARIANT: The next one is out, too. This one may end, and begin again, from now on.
+        self.next = slot.link.next();
+        Some(slot)
+    }
 }
 
 impl<X: Exchange> CqeHandler for Slot<X> {
@@ -250,16 +322,15 @@ impl<X: Exchange> CqeHandler for Slot<X> {
 
     #[inline]
     fn done(slot: SlotRef<X>, wc: &Wc, cx: &X::Needs) {
+        // INVARIANT: The request that the list was given to has completed.
+        let home = X::IN_TURN.then(|| slot.home(&slot.link));
         if !slot.table().poller.is_at(wc) {
-            return slot.stray(Half::Send);
+            slot.stray(Half::Send);
+            return SlotRef::stray_all(home);
         }
-        // SAFETY: The send is out, so until `end_send` there are references only. Those are used in
-        // handlers of the CQ, and this is one of them, which run one after the other.
-        X::sent(unsafe { &*slot.request.get() }, wc, cx);
-        // The table is looked up again, so that nothing is kept while `sent` is called.
-        if slot.state.end_send(slot.table().open().is_err()) {
-            // INVARIANT: Both halves are back, for this handler.
-            X::ended(Tag(slot));
+        slot.sent(wc, cx);
+        for slot in home.into_iter().flatten() {
+            slot.sent(wc, cx);
         }
     }
 }
@@ -270,15 +341,26 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
 
     #[inline]
     fn done(slot: SlotRef<X>, wc: &Wc, cx: &X::Needs) {
-        if !slot.table().poller.is_at(wc) || wc.result().is_err() {
+        // INVARIANT: The invalidation, to which the list was given, has completed.
+        let home = X::IN_TURN.then(|| slot.home(&slot.inv_link));
+        if !slot.table().poller.is_at(wc) {
+            slot.stray(Half::Reply);
+            return SlotRef::stray_all(home);
+        }
+        // The send of this exchange may be one of them. It does not end, as its reply is handled.
+        for slot in home.into_iter().flatten() {
+            slot.sent(wc, cx);
+        }
+        if wc.result().is_err() {
             return slot.stray(Half::Reply);
         }
         if slot.state.is_send_out() {
             // The queue is in order, so the invalidation came before the send, and before the
-            // registration: the peer has answered what had not been posted.
+            // registration: the peer has answered what had not been posted. It did not if the send
+            // was posted in turn: the lock is held from `start` on until that post has returned.
             //
-            // SAFETY: It is that of an exclusive region of the request, which `Reply::post` has
-            // posted, and only this handler uses it.
+            // SAFETY: It is that of a region of the request, with a state for one thread, which
+            // `Reply::post` has posted, and only this handler uses it.
             unsafe { mr::undo_invalidated(wc) };
             return slot.stray(Half::Reply);
         }
@@ -323,6 +405,9 @@ struct Table<X: Exchange> {
     words: KVec<Word>,
     slots: KVec<Slot<X>>,
     connection: X::Connection,
+    /// Held while a request is posted, where sends are posted in turn.
+    #[pin]
+    turns: sync::SpinLockIrq<Turns>,
     #[pin]
     lock: sync::SpinLockIrq<Locked>,
     #[pin]
@@ -407,6 +492,24 @@ impl<X: Exchange> Table<X> {
             // SAFETY: The table is from `KBox::leak`. There is no handle, and no tag is held or
             // out: once there was no handle, tags were put under the lock, so this was found once.
             drop(unsafe { Pin::new_unchecked(KBox::from_raw(this.as_ptr())) });
+        }
+    }
+
+    /// Waits for posts that have not seen the table closed: there are none in turn after this.
+    fn settle(&self) {
+        if X::IN_TURN {
+            drop(self.turns.lock());
+        }
+    }
+
+    /// Notes that the sends are back which are not signaled, and which no request behind them has.
+    /// The QP was drained after all of them were posted.
+    fn drained(&self) {
+        if X::IN_TURN {
+            let next = self.turns.lock().take();
+            let table = self.into();
+            // INVARIANT: The QP was drained. The list is taken from the table.
+            SlotRef::stray_all(Some(Home { table, next }));
         }
     }
 
@@ -513,6 +616,9 @@ impl<X: Exchange> Tag<X> {
         if let Err(error) = slot.table().posts_to(qp) {
             return Err(PostError::new(self, error));
         }
+        if X::IN_TURN {
+            slot.link.end();
+        }
         // SAFETY: By the type invariant the tag is held, so nothing else uses the request. From
         // `start` on there are references to it only. The owner is that of the callback.
         let posted = unsafe {
@@ -533,16 +639,101 @@ impl<X: Exchange> Tag<X> {
             Err(qp::ChainError::Unmade(error)) => Err(PostError::new(self, error)),
             Err(qp::ChainError::Refused(error, posted)) => {
                 forget(self);
-                Err(Self::refused(slot, error, posted))
+                Err(Self::refused(slot, true, error, posted))
             }
         }
     }
 
+    /// As [`Tag::post`], but only one send in `interval` is signaled, and all in which there is an
+    /// RDMA READ. For the others [`Exchange::sent`] is called when a signaled one behind them, or
+    /// an invalidation of [`Reply::post`], has completed, with that completion: if one of them has
+    /// failed, that has failed, too. A tag is out until then, so a table needs `interval` more tags
+    /// than there are requests at a time. The reply is handled when it comes, and
+    /// [`Region::take_memory`] gives back what the peer has used.
+    ///
+    /// Sends that nothing follows are out until [`Tags::reclaim`], or the end of the QP. If the
+    /// completion of a signaled one is lost, they end as that.
+    ///
+    /// Takes a lock for the post, so that the order is known: the list of sends that are not
+    /// signaled goes to the signaled one behind them. Does not compile unless
+    /// [`Exchange::IN_TURN`] is set.
+    ///
+    /// [`Region::take_memory`]: mr::Region::take_memory
+    #[inline]
+    pub fn post_in_turn<C, const LINKS: usize, const SGES: usize>(
+        self,
+        qp: &Qp<C>,
+        interval: u32,
+        make: impl for<'a> FnOnce(&'a X::Request, &mut qp::Chain<'a, LINKS, SGES>) -> Result,
+    ) -> Result<(), PostError<Self>>
+    where
+        C: Provides<X::Needs>,
+    {
+        const { assert!(X::IN_TURN, "`Exchange::IN_TURN` is not set") };
+        let slot = self.0;
+        // The table is there while `qp` is.
+        let table = slot.table();
+        if let Err(error) = table.posts_to(qp) {
+            return Err(PostError::new(self, error));
+        }
+        let mut links = MaybeUninit::uninit();
+        // SAFETY: The links outlive the chain. By the type invariant the tag is held, so nothing
+        // else uses the request, and from `start` on there are references to it only.
+        let made = unsafe {
+            qp::Chain::make(
+                links.as_mut_ptr(),
+                &qp.any.target,
+                slot.request.get().cast_const(),
+                make,
+            )
+        };
+        let chain = match made {
+            Ok(chain) => chain,
+            Err(error) => return Err(PostError::new(self, error)),
+        };
+        let mut turns = table.turns.lock();
+        // None is posted under the lock once `Table::settle` had it.
+        if let Err(error) = table.open() {
+            drop(turns);
+            // SAFETY: The tag is held, and the chain made of its request.
+            unsafe { chain.undo() };
+            return Err(PostError::new(self, error));
+        }
+        let is_signaled = chain.reads || turns.is_due(interval);
+        let given = is_signaled.then(|| turns.give(&slot.link));
+        // The tag is given up.
+        forget(self);
+        slot.state.start();
+        let tail = is_signaled.then(|| cqe::CqePointer::<0>::into_cqe(slot, cqe::Sealed(())));
+        // SAFETY: The request stays until both halves are back: until the signaled send, or one
+        // behind it, has completed, or the QP was drained. The callback is that of the slot.
+        match unsafe { chain.post(tail, false) } {
+            Ok(()) if is_signaled => {}
+            // It does not end before a handler or a drain has found it in the list.
+            Ok(()) => turns.add(slot.index, &slot.link),
+            Err(refused) => {
+                let (error, posted) = refused.why(table.names_first);
+                drop(refused);
+                if let (Some(count), Some(_)) = (given, posted) {
+                    turns.take_back(&slot.link, count);
+                }
+                drop(turns);
+                return Err(Self::refused(slot, is_signaled, error, posted));
+            }
+        }
+        Ok(())
+    }
+
     /// The driver has refused a request, after `posted` that it did not. If it does not say which,
-    /// the last one may complete.
+    /// the last one may complete, if it `is_signaled`.
     #[cold]
-    fn refused(slot: SlotRef<X>, error: Error, posted: Option<usize>) -> PostError<Self> {
-        if posted.is_some() {
+    fn refused(
+        slot: SlotRef<X>,
+        is_signaled: bool,
+        error: Error,
+        posted: Option<usize>,
+    ) -> PostError<Self> {
+        if is_signaled && posted.is_some() {
             debug::deactivate((&raw const slot.cqe).cast_mut().cast());
         }
         match posted {
@@ -593,26 +784,42 @@ impl<X: Exchange> Reply<'_, X> {
     /// Gives the reply back as [`Qp::post_send`] gives an owner, with `EINVAL` if the table is that
     /// of another QP, and with the error of [`Tags::close`]. If it is not given back, and no
     /// completion comes, the exchange ends when the QP is destroyed.
-    pub fn post<C>(
+    pub fn post<C, S: mr::OneThread>(
         self,
         qp: &Qp<C>,
-        wr: impl for<'a> FnOnce(&'a X::Request) -> Result<InvWr<'a>> + Send,
+        wr: impl for<'a> FnOnce(&'a X::Request) -> Result<InvWr<'a, S>> + Send,
     ) -> Result<(), PostError<Self>>
     where
         C: Provides<X::Needs>,
     {
-        if let Err(error) = self.0.table().posts_to(qp) {
+        // The table is there while `qp` is.
+        let slot = self.0;
+        let table = slot.table();
+        if let Err(error) = table.posts_to(qp) {
             return Err(PostError::new(self, error));
         }
+        // SAFETY: The reply is handled by a handler of the CQ, the only one that runs, so nothing
+        // else uses the request.
+        let wr = match wr(unsafe { &*slot.request.get() }) {
+            Ok(wr) => wr,
+            Err(error) => return Err(PostError::new(self, error)),
+        };
+        let mut turns = X::IN_TURN.then(|| table.turns.lock());
+        if turns.is_some() {
+            // None is posted under the lock once `Table::settle` had it.
+            if let Err(error) = table.open() {
+                return Err(PostError::new(self, error));
+            }
+        }
+        let given = turns.as_mut().map(|turns| turns.give(&slot.inv_link));
         // The reply is being handled by this from here on.
         let handling = ManuallyDrop::new(self).0;
-        qp.post_send(handling, |slot| {
-            // SAFETY: The reply is handled by a handler of the CQ, the only one that runs, so
-            // nothing else uses the request.
-            let wr = wr(unsafe { &*slot.request.get() })?;
-            Ok(wr.done_by::<INV>())
-        })
-        .map_err(|e| {
+        // SAFETY: A connected QP has these operations, and `C` provides what the handler needs.
+        let posted = unsafe { qp.post_op(handling, |_| Ok(wr.done_by::<INV>())) };
+        posted.map_err(|e| {
+            if let (Some(turns), Some(count), Some(_)) = (&mut turns, given, &e.owner) {
+                turns.take_back(&slot.inv_link, count);
+            }
             // INVARIANT: The reply is handled by what comes back; the handler has not returned.
             e.map(|back| Reply(back, PhantomData))
         })
@@ -708,6 +915,8 @@ impl<X: Exchange> Tags<X> {
                 cqe: Cqe::new(),
                 inv_cqe: Cqe::new(),
                 state: State::new(),
+                link: Link::new(),
+                inv_link: Link::new(),
                 index,
                 table: NonNull::dangling(),
                 word: NonNull::dangling(),
@@ -727,6 +936,7 @@ impl<X: Exchange> Tags<X> {
             words,
             slots,
             connection,
+            turns <- kernel::new_spinlock_irq!(Turns::new()),
             lock <- kernel::new_spinlock_irq!(Locked {
                 waiters: 0,
                 // What is returned, and the keeper.
@@ -875,7 +1085,9 @@ impl<X: Exchange> Tags<X> {
         table.close(ENOTCONN);
         // A reply's handler that did not see the table closed may post behind the first marker.
         for _ in 0..2 {
+            table.settle();
             qp.drain(cx)?;
+            table.drained();
             // The QP was drained after the table was closed.
             table.sweep(State::sweep);
             if !table.slots.iter().any(|slot| slot.state.is_out()) {
@@ -901,6 +1113,8 @@ impl<X: Exchange> qp::Kept for Keeper<X> {
     }
 
     fn is_out(&self) -> bool {
+        // The last drain was after all posts.
+        self.0.drained();
         self.0.slots.iter().any(|slot| slot.state.is_out())
     }
 
@@ -918,6 +1132,7 @@ impl<X: Exchange> Drop for Keeper<X> {
         // INVARIANT: The QP is destroyed. Another CQ may be at this address later.
         self.0.poller.forget();
         // The QP was drained after `closing`, or nothing was posted to it, and nothing is any more.
+        self.0.drained();
         self.0.sweep(State::last_sweep);
     }
 }
