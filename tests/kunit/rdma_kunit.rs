@@ -109,6 +109,7 @@ suites! {
     session_room: suite_session_room,
     session_sizes: suite_session_sizes,
     session_tags: suite_session_tags,
+    session_turns: suite_session_turns,
     sg: suite_sg,
     sg_map: suite_sg_map,
     sg_owner: suite_sg_owner,
