@@ -119,8 +119,9 @@ fn post<C: Way>(t: &mut Turn<'_, C>, kind: Kind, null: &NullDevice, qp: &Arc<Qp<
                 let mut tag = tags.take()?;
                 let id = tag.id().to_u32();
                 tag.parts().1.ask(id);
+                let interval = 1 + t.rng.below(2);
                 let post = || {
-                    tag.post(qp, |question, chain: &mut Chain<'_, 1>| {
+                    tag.post_in_turn(qp, interval, |question, chain: &mut Chain<'_, 1>| {
                         chain.push(SendWr::send([question.buf.whole()]))
                     })
                 };

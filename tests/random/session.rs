@@ -61,7 +61,7 @@ use rdma::{
 };
 use rdma_null::NullDevice;
 
-const TAGS: u32 = 4;
+const TAGS: u32 = 6;
 /// The bits of an exchange's number that the peer returns.
 const BITS: u32 = 4;
 /// The receives of an end, and the messages that its peer may send.
@@ -180,6 +180,18 @@ pub(crate) struct Question {
     pub(crate) nap: u32,
 }
 
+impl Question {
+    /// Adds the request that registers the region, if it is to, and one that sends the question.
+    fn links<'a>(&'a self, chain: &mut Chain<'a, 2>, frame: Frame, registers: bool) -> Result {
+        let rkey = match registers && self.region.is_idle() {
+            true => chain.push(RegWr::remote_write(&self.region))?.rkey,
+            false => 0,
+        };
+        self.buf.write(0, &Frame { rkey, ..frame }.to_bytes())?;
+        chain.push(SendWr::send([self.buf.whole()]))
+    }
+}
+
 /// The part of an exchange that waits for the answer.
 pub(crate) struct Wanted {
     /// The id of the question.
@@ -203,6 +215,8 @@ impl Exchange for Ask {
     type Reply = Wanted;
     type Connection = ();
     type Needs = context::Atomic;
+
+    const IN_TURN: bool = true;
 
     fn sent(request: &Question, _wc: &Wc, _cx: &context::Atomic) {
         nap(request.nap);
@@ -356,16 +370,23 @@ impl<C: Way> Conn<C> {
         Ok((question, wanted))
     }
 
-    /// Posts a question.
-    pub(crate) fn ask(&self, tag: Tag<Ask>, frame: Frame, registers: bool) -> Result {
-        let posted = tag.post(&self.qp, |question, chain: &mut Chain<'_, 2>| {
-            let rkey = match registers && question.region.is_idle() {
-                true => chain.push(RegWr::remote_write(&question.region))?.rkey,
-                false => 0,
-            };
-            question.buf.write(0, &Frame { rkey, ..frame }.to_bytes())?;
-            chain.push(SendWr::send([question.buf.whole()]))
-        });
+    /// Posts a question. One in `interval` is signaled; all are, if it is 0, and bring no other
+    /// home.
+    pub(crate) fn ask(
+        &self,
+        tag: Tag<Ask>,
+        frame: Frame,
+        registers: bool,
+        interval: u32,
+    ) -> Result {
+        let posted = match interval {
+            0 => tag.post(&self.qp, |question, chain| {
+                question.links(chain, frame, registers)
+            }),
+            _ => tag.post_in_turn(&self.qp, interval, |question, chain| {
+                question.links(chain, frame, registers)
+            }),
+        };
         posted.map_err(|mut e| {
             if let Some(tag) = &mut e.owner {
                 tag.parts().1.life.refused();

@@ -90,7 +90,8 @@ pub(crate) fn ask<C: Way>(t: &mut Turn<'_, C>) -> Result {
     question.nap = if t.rng.once_in(16) { 100 } else { 0 };
     wanted.ask(frame.id);
     let registers = t.rng.once_in(2);
-    credit.spend(|| conn.ask(tag, frame, registers))
+    let interval = t.rng.below(4);
+    credit.spend(|| conn.ask(tag, frame, registers, interval))
 }
 
 /// Answers a question late.
