@@ -99,9 +99,8 @@ def insert(*modules, **parameters):
 
 
 @contextmanager
-def target_with(end, **parameters):
-    """Has the module of a target loaded with parameters, in place of the one that is there."""
-    module = TARGETS[end]
+def module_with(module, **parameters):
+    """Has a module loaded with parameters, in place of the one that is there."""
     unload(module)
     insert(module, **parameters)
     try:
@@ -113,6 +112,16 @@ def target_with(end, **parameters):
     finally:
         unload(module)
         insert(module)
+
+
+def host_with(end, **parameters):
+    """The same for the module of a host."""
+    return module_with(HOSTS[end], **parameters)
+
+
+def target_with(end, **parameters):
+    """The same for that of a target."""
+    return module_with(TARGETS[end], **parameters)
 
 
 def load(host="c", target="c"):

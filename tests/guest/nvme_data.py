@@ -205,6 +205,20 @@ def few_signaled(ground):
                 ground.figures["resets"] += 1
 
 
+@case("one SEND of the host in 16 is signaled", links=("rxe", "siw"), defects={("host", "c"): "it signals each SEND"})
+def few_sends_signaled(ground):
+    null = Null()
+    # With few tags of blk-mq, commands wait for those whose SENDs are not signaled.
+    for limit, options in ((16, {}), (4, {"queue_size": 16}), (16, {"queue_size": 16})):
+        with nvme.host_with(ground.host, sig_limit=limit), ground.pair(null, nr_io_queues=1, **options) as (_, host):
+            # The last reads leave some that are not signaled.
+            for seed in range(2):
+                ground.verify(host.disk(), null, {"name": "small", "bs": "4k", "size": "256k"},
+                              {"name": "large", "bs": "1m", "offset": "16m", "size": "4m"}, iodepth=32, randseed=seed)
+                host.reset()
+                ground.figures["resets"] += 1
+
+
 @case("two namespaces at once")
 def two_namespaces(ground):
     first, second = Null(), Null()

@@ -93,6 +93,11 @@ fn transport_name() -> &'static CStr {
     }
 }
 
+/// Returns of how many SENDs of an I/O queue one is to be signaled.
+fn sig_limit() -> u32 {
+    module_parameters::sig_limit.value()
+}
+
 ::rdma::module_rdma_client! {
     type: Host,
     name: "nvme_rdma_rs",
@@ -101,5 +106,6 @@ fn transport_name() -> &'static CStr {
     license: "GPL",
     params: {
         replace: bool { default: false, description: "be rdma, in place of nvme-rdma", },
+        sig_limit: u32 { default: 1, description: "signal one SEND in so many, 1 to queue_size", },
     },
 }

@@ -67,9 +67,9 @@ use rdma::{
     },
     mr::{
         InvWr,
+        LentRegion,
         Mr,
-        RegWr,
-        Region, //
+        RegWr, //
     },
     pd::Pd,
     prelude::{
@@ -84,6 +84,7 @@ use rdma::{
     session::{
         tags::{
             Exchange,
+            Reply,
             Tag,
             TagId,
             Tags, //
@@ -214,7 +215,7 @@ enum Data {
     /// They are sent with the command.
     Inline(Memory),
     /// The target reads or writes them.
-    Keyed(Region<OneWay, Memory>),
+    Keyed(LentRegion<OneWay, Memory>),
 }
 
 /// The part of a command that is posted.
@@ -234,6 +235,23 @@ impl Waiting {
 }
 
 impl Posted {
+    /// Adds the requests of a command, which has `len` bytes of data (`nvme_rdma_post_send`).
+    #[inline]
+    fn send<'a>(&'a self, len: u32, chain: &mut Chain<'a, 2, SGES>) -> Result {
+        match &self.data {
+            Data::None => self.describe(Descriptor::null())?,
+            Data::Inline(memory) => {
+                self.describe(Descriptor::inline(len))?;
+                return chain.push_with_data(self.capsule.whole(), memory);
+            }
+            Data::Keyed(region) => {
+                let remote = chain.push(RegWr::remote_one_way(region))?;
+                self.describe(Descriptor::fr(remote, len))?;
+            }
+        }
+        chain.push(SendWr::send([self.capsule.whole()]))
+    }
+
     /// Writes a command of nvme-core, all but the descriptor of its data.
     fn write(&self, command: &[u8; COMMAND], id: TagId) -> Result {
         const FLAGS: usize = 8 * offset_of!(Command, flags);
@@ -277,6 +295,8 @@ impl Exchange for Io {
     type Connection = Arc<Link<Rdma>>;
     type Needs = context::Atomic;
 
+    const IN_TURN: bool = true;
+
     /// Where it has failed, all receives do, by which the queue hears of it.
     #[inline]
     fn sent(_posted: &Posted, wc: &Wc, _cx: &context::Atomic) {
@@ -285,8 +305,14 @@ impl Exchange for Io {
         }
     }
 
-    /// Ends the request (`nvme_rdma_end_request`), whose pages no peer reaches any more. If it is
-    /// not proved that its key is invalid, it is aborted when the MR is gone.
+    /// The key is invalid, by the completion of the local invalidation.
+    fn invalidated(reply: Reply<'_, Self>, _wc: &Wc, _cx: &context::Atomic) {
+        Self::end_request(reply);
+    }
+
+    /// Ends the request (`nvme_rdma_end_request`), unless its reply has done so. No peer reaches
+    /// its pages any more. If it is not proved that its key is invalid, it is aborted when the MR
+    /// is gone.
     fn ended(mut tag: Tag<Self>) {
         let is_event = tag.parts().1.is_event;
         let link = is_event.then(|| tag.connection().clone());
@@ -295,10 +321,10 @@ impl Exchange for Io {
         let rq = match core::mem::replace(&mut posted.data, Data::None) {
             Data::None => waiting.rq.take(),
             Data::Inline(memory) => Some(waiting.unmap(memory)),
-            Data::Keyed(region) => match region.into_parts() {
+            Data::Keyed(region) => match region.into_mr() {
                 Ok((mr, memory)) => {
                     waiting.mr = Some(mr);
-                    Some(waiting.unmap(memory))
+                    memory.map(|memory| waiting.unmap(memory))
                 }
                 Err(region) => {
                     drop(region);
@@ -315,6 +341,32 @@ impl Exchange for Io {
             (Some(rq), _) => rq.end(status, result),
             (None, Some(link)) => link.complete_async_event(status, result),
             (None, None) => {}
+        }
+    }
+}
+
+impl Io {
+    /// Ends the request of a command whose reply has come, and whose key is invalid if it has one,
+    /// although its SEND may not be known to have completed: that has the capsule only, unless
+    /// there are data in it.
+    #[inline]
+    fn end_request(mut reply: Reply<'_, Self>) {
+        let rq = match &reply.request().data {
+            Data::None => reply.rq.take(),
+            Data::Inline(_) => None,
+            Data::Keyed(region) => {
+                let memory = region.take_memory();
+                memory.map(|memory| reply.unmap(memory))
+            }
+        };
+        // What is left ends with the tag.
+        let Some(rq) = rq else {
+            return;
+        };
+        let completion = reply.completion.take();
+        drop(reply);
+        if let Some(Completion { status, result, .. }) = completion {
+            rq.end(status, result);
         }
     }
 }
@@ -341,6 +393,8 @@ pub(crate) struct Queue {
     live: Atomic<bool>,
     /// The connection has failed, or is being ended.
     lost: Atomic<bool>,
+    /// Of the SENDs one in so many is signaled, and each that has data.
+    sig_limit: u32,
     /// The most bytes, and entries, of data that are sent with a command.
     inline_size: u32,
     inline_segments: u32,
@@ -473,8 +527,17 @@ impl Queue {
             true => setup.identity().ioccsz.saturating_mul(16),
             false => 0,
         };
+        let sig_limit = match qid {
+            0 => 1,
+            _ => crate::sig_limit().clamp(1, queue_size.into()),
+        };
+        // A command that has ended has its exchange until a SEND behind its own has completed.
+        let commands = match sig_limit {
+            1 => queue_size.into(),
+            _ => sig_limit.saturating_add(queue_size.into()),
+        };
         let load = Load {
-            requests: queue_size.into(),
+            requests: commands,
             // MR, SEND, INV
             sends: 3,
             recvs: recvs(queue_size),
@@ -496,7 +559,7 @@ impl Queue {
         let init = try_pin_init!(Self {
             qid,
             link: link.clone(),
-            tags: Tags::new(&qp, link.clone(), queue_size.into(), GENERATION_BITS, tag, cx)?,
+            tags: Tags::new(&qp, link.clone(), commands, GENERATION_BITS, tag, cx)?,
             client,
             id,
             cq,
@@ -504,6 +567,7 @@ impl Queue {
             pd,
             live: Atomic::new(false),
             lost: Atomic::new(false),
+            sig_limit,
             inline_size: capsule_len.saturating_sub(COMMAND as u32),
             inline_segments,
             stopping <- new_mutex!(()),
@@ -651,10 +715,23 @@ impl Queue {
                     _ => Err(EINVAL),
                 })?)
             }
-            Data::Keyed(_) => Ok(()),
             // There is no key.
-            _ if wc.invalidated_rkey().is_some() => Err(EPROTO),
+            Data::None | Data::Inline(_) if wc.invalidated_rkey().is_some() => Err(EPROTO),
+            _ if self.sig_limit > 1 => {
+                Io::end_request(waiting);
+                Ok(())
+            }
             _ => Ok(()),
+        }
+    }
+
+    /// Takes a tag for the request that has this one of blk-mq's: the same where the exchange ends
+    /// with the request.
+    #[inline]
+    fn take_tag(&self, tag: u16) -> Result<Tag<Io>> {
+        match self.sig_limit {
+            1 => self.tags.take_at(tag).or_else(|e| self.other_tag(e)),
+            _ => self.tags.take(),
         }
     }
 
@@ -678,7 +755,7 @@ impl Queue {
         let Some(mr) = waiting.mr.take() else {
             return Err((waiting.unmap(memory), EIO));
         };
-        match Region::map(mr, memory) {
+        match LentRegion::lend(mr, memory) {
             Ok(region) => posted.data = Data::Keyed(region),
             Err(e) => {
                 waiting.mr = Some(e.mr);
@@ -715,9 +792,9 @@ impl Queue {
             Data::None => waiting.rq.take(),
             Data::Inline(memory) => Some(waiting.unmap(memory)),
             Data::Keyed(region) => {
-                let (mr, memory) = region.into_parts().ok()?;
+                let (mr, memory) = region.into_mr().ok()?;
                 waiting.mr = Some(mr);
-                Some(waiting.unmap(memory))
+                Some(waiting.unmap(memory?))
             }
         }
     }
@@ -748,22 +825,17 @@ impl Queue {
         }
     }
 
-    /// Posts a command, which has `len` bytes of data (`nvme_rdma_post_send`).
-    fn post_send(&self, tag: Tag<Io>, len: u32) -> Result<(), PostError<Tag<Io>>> {
-        tag.post(&self.qp, |posted, chain: &mut Chain<'_, 2, SGES>| {
-            match &posted.data {
-                Data::None => posted.describe(Descriptor::null())?,
-                Data::Inline(memory) => {
-                    posted.describe(Descriptor::inline(len))?;
-                    return chain.push_with_data(posted.capsule.whole(), memory);
-                }
-                Data::Keyed(region) => {
-                    let remote = chain.push(RegWr::remote_one_way(region))?;
-                    posted.describe(Descriptor::fr(remote, len))?;
-                }
-            }
-            chain.push(SendWr::send([posted.capsule.whole()]))
-        })
+    /// Posts a command, which has `len` bytes of data. Where these are sent with it, its request
+    /// ends when the SEND has completed.
+    fn post_send(&self, mut tag: Tag<Io>, len: u32) -> Result<(), PostError<Tag<Io>>> {
+        if self.sig_limit == 1 {
+            return tag.post(&self.qp, |posted, chain| posted.send(len, chain));
+        }
+        let interval = match tag.parts().0.data {
+            Data::Inline(_) => 1,
+            _ => self.sig_limit,
+        };
+        tag.post_in_turn(&self.qp, interval, |posted, chain| posted.send(len, chain))
     }
 }
 
@@ -1123,7 +1195,7 @@ impl Transport for Rdma {
     }
 
     fn queue_rq(queue: ArcBorrow<'_, Queue>, rq: Rq) -> Result<(), Refused> {
-        let mut tag = match queue.tags.take_at(rq.tag()).or_else(|e| queue.other_tag(e)) {
+        let mut tag = match queue.take_tag(rq.tag()) {
             Ok(tag) => tag,
             Err(e) => return Err(rq.refuse(queue.reason(e))),
         };
