@@ -101,13 +101,14 @@ def insert(*modules, **parameters):
 @contextmanager
 def module_with(module, **parameters):
     """Has a module loaded with parameters, in place of the one that is there."""
+    # One that has it not is loaded all the same.
+    path = BUILD / FLAVOUR / f"{module}.ko"
+    known = {line.partition(":")[0] for line in
+             sh("modinfo", "-F", "parm", path if path.exists() else module).stdout.splitlines()}
+    assert known >= set(parameters), f"{module} has the parameters {known}, not {parameters}"
     unload(module)
     insert(module, **parameters)
     try:
-        for name in parameters:
-            # A module that has it not is loaded all the same.
-            path = Path("/sys/module", module.replace("-", "_"), "parameters", name)
-            assert path.exists(), f"{module} has no parameter {name}"
         yield
     finally:
         unload(module)

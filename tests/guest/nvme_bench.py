@@ -4,7 +4,7 @@
 same machine, by two pairs of modules in turns.
 
 nvme_bench DIR PHASE FIRST SECOND: PHASE is nvme-read or nvme-write, each pair HOST:TARGET, as nvme.py names
-them (c:c), the target with parameters of its module (c:rust,sig_limit=16). What each job has said goes to
+them (c:c), each end with parameters of its module (rust,sig_limit=16:c). What each job has said goes to
 DIR/PHASE.jsonl, a line a job, once the phase is whole. PHASE nvme-guard is one row of it, in shorter jobs.
 
 nvme_bench modes: counts what one I/O takes of the kernel's work items, softirqs, polls and switches of tasks.
@@ -47,14 +47,20 @@ def set_mtu(mtu):
     sh("ip", "link", "set", "rdma0", "mtu", str(mtu))
 
 
+def loaded_with(end, module_with):
+    """The name of an end, and what loads its module with parameters, if there are any."""
+    name, *words = end.split(",")
+    return name, module_with(name, **dict(word.split("=") for word in words)) if words else nullcontext()
+
+
 @contextmanager
 def disk(pair, scheduler="none"):
     """A disk of one queue whose target has a null_blk device behind it, by the modules of a pair."""
     host, target = pair.split(":")
-    target, *words = target.split(",")
-    parameters = nvme.target_with(target, **dict(word.split("=") for word in words)) if words else nullcontext()
-    with nvme.ends(host, target), parameters, nvme.Null(memory_backed=0) as null, nvme.Target(null) as served:
-        with nvme.Controller(served, host, nr_io_queues=1) as controller:
+    host, by_host = loaded_with(host, nvme.host_with)
+    target, by_target = loaded_with(target, nvme.target_with)
+    with nvme.ends(host, target), by_host, by_target, nvme.Null(memory_backed=0) as null:
+        with nvme.Target(null) as served, nvme.Controller(served, host, nr_io_queues=1) as controller:
             path = controller.disk()
             # For a disk of one queue the kernel takes mq-deadline, which has a work item submit each request.
             for elevator in controller.path.glob("nvme*n*/queue/scheduler"):
