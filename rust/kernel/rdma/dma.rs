@@ -125,34 +125,64 @@ impl<D: Direction> Buf<D> {
 ///
 /// # Invariants
 ///
-/// `piece` is mapped in direction `D`, if there is one. Of its bytes those from `used` on are not
-/// part of a buffer.
+/// The pieces are mapped in direction `D`.
 pub struct Bufs<D: Direction> {
-    pd: Pd,
-    len: usize,
-    left: usize,
-    piece: Option<Arc<Mapped>>,
-    used: usize,
+    pieces: Pieces,
     _direction: PhantomData<D>,
 }
 
 impl<D: Direction> Bufs<D> {
+    /// Prepares `count` buffers of `len` bytes, to be taken. Fails as [`Buf::alloc`].
+    pub fn new(pd: &Pd, count: usize, len: usize, _cx: &Sleepable) -> Result<Self> {
+        // INVARIANT: They are mapped in this direction.
+        Ok(Self {
+            pieces: Pieces::new(pd, count, len, D::RAW)?,
+            _direction: PhantomData,
+        })
+    }
+
+    /// Takes the next buffer, which may allocate a piece: in process context. Fails with `ENOSPC`
+    /// if all were taken; otherwise as [`Buf::alloc`].
+    pub fn take(&mut self, _cx: &Sleepable) -> Result<Buf<D>> {
+        // INVARIANT: It is mapped as the piece is.
+        Ok(Buf {
+            mapped: self.pieces.take()?,
+            _direction: PhantomData,
+        })
+    }
+}
+
+/// The pieces of [`Bufs`]. Not generic, so that it is not in each ULP.
+///
+/// # Invariants
+///
+/// `piece` is mapped in direction `dir`, if there is one. Of its bytes those from `used` on are not
+/// part of a buffer.
+struct Pieces {
+    pd: Pd,
+    dir: bindings::dma_data_direction,
+    len: usize,
+    left: usize,
+    piece: Option<Arc<Mapped>>,
+    used: usize,
+}
+
+impl Pieces {
     /// Buffers begin at multiples of this, so that no two have a cache line in common.
     const ALIGN: usize = 128;
     /// The length of a piece at most, unless a buffer is longer. The page allocator has as much
     /// also when memory is fragmented (`PAGE_ALLOC_COSTLY_ORDER`).
     const MOST: usize = PAGE_SIZE << 3;
 
-    /// Prepares `count` buffers of `len` bytes, to be taken. Fails as [`Buf::alloc`].
-    pub fn new(pd: &Pd, count: usize, len: usize, _cx: &Sleepable) -> Result<Self> {
+    fn new(pd: &Pd, count: usize, len: usize, dir: bindings::dma_data_direction) -> Result<Self> {
         // INVARIANT: There is no piece yet.
         let mut this = Self {
             pd: pd.clone(),
+            dir,
             len,
             left: count,
             piece: None,
             used: 0,
-            _direction: PhantomData,
         };
         this.alloc()?;
         Ok(this)
@@ -172,15 +202,14 @@ impl<D: Direction> Bufs<D> {
             0 | 1 => self.len,
             count => stride.checked_mul(count).ok_or(EINVAL)?,
         };
+        let mapped = Mapped::alloc(&self.pd, len, self.dir)?;
         // INVARIANT: No byte of it is part of a buffer.
-        self.piece = Some(Arc::new(Mapped::alloc(&self.pd, len, D::RAW)?, GFP_KERNEL)?);
+        self.piece = Some(Arc::new(mapped, GFP_KERNEL)?);
         self.used = 0;
         Ok(())
     }
 
-    /// Takes the next buffer, which may allocate a piece: in process context. Fails with `ENOSPC`
-    /// if all were taken; otherwise as [`Buf::alloc`].
-    pub fn take(&mut self, _cx: &Sleepable) -> Result<Buf<D>> {
+    fn take(&mut self) -> Result<Mapped> {
         if self.left == 0 {
             return Err(ENOSPC);
         }
@@ -193,11 +222,7 @@ impl<D: Direction> Bufs<D> {
         // INVARIANT: These bytes are part of the buffer.
         self.used = self.used.saturating_add(self.stride()?);
         self.left = self.left.saturating_sub(1);
-        // INVARIANT: It is mapped as the piece is.
-        Ok(Buf {
-            mapped,
-            _direction: PhantomData,
-        })
+        Ok(mapped)
     }
 }
 
