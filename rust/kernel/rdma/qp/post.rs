@@ -377,8 +377,32 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             return unsafe { &*qp }.post_recv(owner, wr);
         }
         // SAFETY: It is the owner's.
-        unsafe { Self::post_counted(qp, owner, |qp, owner| qp.post_recv(owner, wr)) }?;
-        Ok(())
+        unsafe { Self::post_recv_counted(qp, owner, wr) }
+    }
+
+    /// As [`Qp::post_recv`], with a counted reference, and not inlined: a ULP has this once for
+    /// each kind of receive.
+    ///
+    /// # Safety
+    ///
+    /// The QP is in an `Arc` that the owner has.
+    #[cold]
+    #[inline(never)]
+    pub(crate) unsafe fn post_recv_counted<P, const ID: u64, const N: usize>(
+        this: *const Self,
+        owner: P,
+        wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N, ID>>,
+    ) -> Result<(), PostError<P>>
+    where
+        P: CqePointer<ID>,
+        R: Runs<P, ID>,
+    {
+        // SAFETY: The address is that of the content of an `Arc`, as the caller promises. This
+        // reference is the owner's, and is not dropped.
+        let this = Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(this) }));
+        let result = this.post_recv(owner, wr);
+        Self::put(this);
+        result
     }
 }
 

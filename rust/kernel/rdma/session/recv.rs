@@ -161,7 +161,8 @@ impl RecvRing<'_> {
             // SAFETY: The table has so many receives; a cell is as its content.
             let recv = RecvRef(unsafe { first.add(index) });
             let unposted = match result {
-                Ok(()) => match qp.post_recv(recv, Recv::wr) {
+                // SAFETY: The receive has a reference of the QP, which this is.
+                Ok(()) => match unsafe { Qp::post_recv_counted(Arc::as_ptr(qp), recv, Recv::wr) } {
                     Ok(()) => None,
                     Err(e) => {
                         result = Err(e.error());
