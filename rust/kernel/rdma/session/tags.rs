@@ -54,17 +54,12 @@
 //! }
 //! ```
 
+mod header;
 mod state;
 mod turns;
 
 use crate::{
-    atomic::{
-        AtomicI32,
-        Ordering, //
-    },
-    completion::wait_event,
     context::Context,
-    cq,
     cqe::{
         self,
         Cqe,
@@ -80,7 +75,6 @@ use crate::{
         self,
         Qp, //
     },
-    qp_id::QpId,
     wc::{
         Success,
         Wc, //
@@ -92,13 +86,13 @@ use core::{
     mem::forget,
     ops, //
 };
+use header::Header;
 use kernel::{
     sync,
     types::NotThreadSafe, //
 };
 use state::{
     Half,
-    Mask,
     State,
     Word,
     TAGS, //
@@ -283,7 +277,7 @@ impl<X: Exchange> SlotRef<X> {
         // handlers of the CQ, and this is one of them, which run one after the other.
         X::sent(unsafe { &*self.request.get() }, wc, cx);
         // The table is looked up again, so that nothing is kept while `sent` is called.
-        if self.state.end_send(self.table().open().is_err()) {
+        if self.state.end_send(self.table().header.open().is_err()) {
             // INVARIANT: Both halves are back, for this handler.
             X::ended(Tag(self));
         }
@@ -324,7 +318,7 @@ impl<X: Exchange> CqeHandler for Slot<X> {
     fn done(slot: SlotRef<X>, wc: &Wc, cx: &X::Needs) {
         // INVARIANT: The request that the list was given to has completed.
         let home = X::IN_TURN.then(|| slot.home(&slot.link));
-        if !slot.table().poller.is_at(wc) {
+        if !slot.table().header.poller.is_at(wc) {
             slot.stray(Half::Send);
             return SlotRef::stray_all(home);
         }
@@ -343,7 +337,7 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
     fn done(slot: SlotRef<X>, wc: &Wc, cx: &X::Needs) {
         // INVARIANT: The invalidation, to which the list was given, has completed.
         let home = X::IN_TURN.then(|| slot.home(&slot.inv_link));
-        if !slot.table().poller.is_at(wc) {
+        if !slot.table().header.poller.is_at(wc) {
             slot.stray(Half::Reply);
             return SlotRef::stray_all(home);
         }
@@ -391,71 +385,19 @@ where
 ///
 /// # Invariants
 ///
-/// `poller` is that of the CQ of both queues of the QP until that is destroyed, and none after it.
-/// Each tag of `words`, of which there is one at least, has its slot in `slots`.
+/// Each tag of the header's words has its slot in `slots`.
 #[pin_data]
 struct Table<X: Exchange> {
-    poller: cq::Poller,
-    qp: QpId,
-    /// That of the QP: see [`AnyQp::names_first`](qp::AnyQp::names_first).
-    names_first: bool,
-    mask: Mask,
-    /// An error number once the table is closed.
-    closed: AtomicI32,
-    words: KVec<Word>,
+    #[pin]
+    header: Header,
     slots: KVec<Slot<X>>,
     connection: X::Connection,
     /// Held while a request is posted, where sends are posted in turn.
     #[pin]
     turns: sync::SpinLockIrq<Turns>,
-    #[pin]
-    lock: sync::SpinLockIrq<Locked>,
-    #[pin]
-    freed: sync::CondVar,
-}
-
-struct Locked {
-    /// The number of threads that wait for a tag.
-    waiters: u32,
-    /// The number of [`Handle`]s.
-    handles: u32,
 }
 
 impl<X: Exchange> Table<X> {
-    /// Fails with the error of [`Table::close`].
-    #[inline]
-    fn open(&self) -> Result {
-        match self.closed.load(Ordering::Relaxed) {
-            0 => Ok(()),
-            errno => Err(Error::from_errno(errno)),
-        }
-    }
-
-    /// Fails if this is another QP than that of the table, or if that is closed.
-    #[inline]
-    fn posts_to<S: PollContext, R: PollContext>(&self, qp: &Qp<S, R>) -> Result {
-        match self.qp == qp.id() {
-            true => self.open(),
-            false => Err(EINVAL),
-        }
-    }
-
-    fn close(&self, error: Error) {
-        let (errno, relaxed) = (error.to_errno(), Ordering::Relaxed);
-        let closed = (self.closed).compare_exchange(0, errno, relaxed, relaxed);
-        if closed.is_ok() {
-            // A thread that waits has looked before this, and holds the lock until it can be woken.
-            drop(self.lock.lock());
-            self.freed.notify_all();
-        }
-    }
-
-    fn set_locked(&self, locked: bool) {
-        for word in &self.words {
-            word.set_locked(locked);
-        }
-    }
-
     /// Frees the tag of this bit of a word, and the table with the last one.
     ///
     /// # Safety
@@ -463,31 +405,27 @@ impl<X: Exchange> Table<X> {
     /// The caller holds the tag, which is of this table, and does not use it or the table any more.
     #[cold]
     unsafe fn put_locked(this: NonNull<Self>, word: &Word, bit: usize) {
-        let give_up = |table: &Self, locked: &mut Locked| {
-            word.put_locked(bit);
-            if locked.waiters > 0 {
-                table.freed.notify_all();
-            }
-        };
-        // SAFETY: The caller holds the tag until `give_up` puts it.
-        unsafe { Self::put(this, give_up) };
+        // SAFETY: The caller holds the tag until this puts it.
+        unsafe { Self::free_if(this, Header::put_tag(Self::header(this), word, bit)) };
     }
 
-    /// Has a tag or a handle given up under the lock, and frees the table if it was the last.
+    /// Returns the header, by its address alone: the table may be freed while this is used.
     ///
     /// # Safety
     ///
-    /// The caller has the tag or the handle that `give_up` gives up, and uses the table no more.
-    unsafe fn put(this: NonNull<Self>, give_up: impl FnOnce(&Self, &mut Locked)) {
-        let is_last = {
-            // SAFETY: The table is there, as the caller has a part of it, and is freed by one that
-            // holds the lock after this, if not by this.
-            let table = unsafe { this.as_ref() };
-            let mut locked = table.lock.lock();
-            give_up(table, &mut locked);
-            let free = || table.words.iter().map(Word::free).sum::<u32>();
-            locked.handles == 0 && free() as usize == table.slots.len()
-        };
+    /// The table is valid.
+    unsafe fn header(this: NonNull<Self>) -> NonNull<Header> {
+        // SAFETY: The table is valid, as the caller promises, so the address is not null.
+        unsafe { NonNull::new_unchecked(&raw mut (*this.as_ptr()).header) }
+    }
+
+    /// Frees the table if the caller has given up the last part of it.
+    ///
+    /// # Safety
+    ///
+    /// `is_last` is from [`Header::put_tag`] or [`Header::put_handle`] of this table, which the
+    /// caller does not use any more.
+    unsafe fn free_if(this: NonNull<Self>, is_last: bool) {
         if is_last {
             // SAFETY: The table is from `KBox::leak`. There is no handle, and no tag is held or
             // out: once there was no handle, tags were put under the lock, so this was found once.
@@ -549,15 +487,9 @@ impl<X: Exchange> ops::Deref for Handle<X> {
 
 impl<X: Exchange> Drop for Handle<X> {
     fn drop(&mut self) {
-        let give_up = |table: &Table<X>, locked: &mut Locked| {
-            locked.handles = locked.handles.saturating_sub(1);
-            if locked.handles == 0 {
-                // From here on tags are put under the lock, and none is taken.
-                table.set_locked(true);
-            }
-        };
-        // SAFETY: By the type invariant this handle counts until `give_up`, and is not used again.
-        unsafe { Table::put(self.0, give_up) };
+        // SAFETY: By the type invariant the table is valid and counts this handle, until this gives
+        // it up; it is not used again.
+        unsafe { Table::free_if(self.0, Header::put_handle(Table::header(self.0))) };
     }
 }
 
@@ -578,7 +510,7 @@ impl<X: Exchange> Tag<X> {
     pub fn id(&self) -> TagId {
         TagId {
             index: self.0.index,
-            generation: self.0.state.generation(self.0.table().mask),
+            generation: self.0.state.generation(self.0.table().header.mask),
         }
     }
 
@@ -613,7 +545,7 @@ impl<X: Exchange> Tag<X> {
         C: Provides<X::Needs>,
     {
         let slot = self.0;
-        if let Err(error) = slot.table().posts_to(qp) {
+        if let Err(error) = slot.table().header.posts_to(qp) {
             return Err(PostError::new(self, error));
         }
         if X::IN_TURN {
@@ -627,7 +559,7 @@ impl<X: Exchange> Tag<X> {
                 cqe::CqePointer::<0>::into_cqe(slot, cqe::Sealed(()))
             };
             // The table is there while `qp` is.
-            let names_first = || slot.table().names_first;
+            let names_first = || slot.table().header.names_first;
             qp.any
                 .post_shared(slot.request.get(), start, names_first, make)
         };
@@ -673,7 +605,7 @@ impl<X: Exchange> Tag<X> {
         let slot = self.0;
         // The table is there while `qp` is.
         let table = slot.table();
-        if let Err(error) = table.posts_to(qp) {
+        if let Err(error) = table.header.posts_to(qp) {
             return Err(PostError::new(self, error));
         }
         let mut links = MaybeUninit::uninit();
@@ -693,7 +625,7 @@ impl<X: Exchange> Tag<X> {
         };
         let mut turns = table.turns.lock();
         // None is posted under the lock once `Table::settle` had it.
-        if let Err(error) = table.open() {
+        if let Err(error) = table.header.open() {
             drop(turns);
             // SAFETY: The tag is held, and the chain made of its request.
             unsafe { chain.undo() };
@@ -712,7 +644,7 @@ impl<X: Exchange> Tag<X> {
             // It does not end before a handler or a drain has found it in the list.
             Ok(()) => turns.add(slot.index, &slot.link),
             Err(refused) => {
-                let (error, posted) = refused.why(table.names_first);
+                let (error, posted) = refused.why(table.header.names_first);
                 drop(refused);
                 if let (Some(count), Some(_)) = (given, posted) {
                     turns.take_back(&slot.link, count);
@@ -795,7 +727,7 @@ impl<X: Exchange> Reply<'_, X> {
         // The table is there while `qp` is.
         let slot = self.0;
         let table = slot.table();
-        if let Err(error) = table.posts_to(qp) {
+        if let Err(error) = table.header.posts_to(qp) {
             return Err(PostError::new(self, error));
         }
         // SAFETY: The reply is handled by a handler of the CQ, the only one that runs, so nothing
@@ -807,7 +739,7 @@ impl<X: Exchange> Reply<'_, X> {
         let mut turns = X::IN_TURN.then(|| table.turns.lock());
         if turns.is_some() {
             // None is posted under the lock once `Table::settle` had it.
-            if let Err(error) = table.open() {
+            if let Err(error) = table.header.open() {
                 return Err(PostError::new(self, error));
             }
         }
@@ -867,15 +799,6 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 /// This is invariant in `X`: the parts of an exchange, which are in cells, are types of the trait.
 pub struct Tags<X: Exchange>(Handle<X>);
 
-/// Returns the words of `count` tags, which are free. Not generic, so that it is not in each ULP.
-fn words(count: u32) -> Result<KVec<Word>> {
-    let mut words = KVec::new();
-    for first in (0..count).step_by(TAGS as usize) {
-        words.push(Word::new(count.saturating_sub(first).min(TAGS)), GFP_KERNEL)?;
-    }
-    Ok(words)
-}
-
 impl<X: Exchange> Tags<X> {
     /// Makes `count` exchanges, whose parts `init` makes, for a QP. Peers return `generation_bits`
     /// bits, at most 16, of the number of an exchange.
@@ -897,13 +820,9 @@ impl<X: Exchange> Tags<X> {
     where
         C: Provides<X::Needs>,
     {
-        let poller = qp.any.only_poller().ok_or(EINVAL)?;
-        if !(1..=1 << 16).contains(&count) || generation_bits > 16 {
-            return Err(EINVAL);
-        }
         // First, so that there is little to drop where a step fails.
+        let header = Header::new(&qp.any, count, generation_bits)?;
         let table = KBox::<Table<X>>::new_uninit(GFP_KERNEL)?;
-        let words = words(count)?;
         let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for index in 0..count {
             let bit = 1 << (index % TAGS);
@@ -928,28 +847,17 @@ impl<X: Exchange> Tags<X> {
             unsafe { slots.inc_len(1) };
         }
         let init = pin_init!(Table {
-            poller,
-            names_first: qp.any.names_first(),
-            qp: qp.id(),
-            mask: Mask::new(generation_bits),
-            closed: AtomicI32::new(0),
-            words,
+            header <- header.get(),
             slots,
             connection,
             turns <- kernel::new_spinlock_irq!(Turns::new()),
-            lock <- kernel::new_spinlock_irq!(Locked {
-                waiters: 0,
-                // What is returned, and the keeper.
-                handles: 2,
-            }),
-            freed <- kernel::new_condvar!(),
         });
         let table = table.write_pin_init(init)?;
         // SAFETY: The table is not moved: it goes back into a pinned box.
         let table = NonNull::from(KBox::leak(unsafe { Pin::into_inner_unchecked(table) }));
         // SAFETY: The table was just made, and nothing else uses it.
-        let (words, slots) = unsafe { (&(*table.as_ptr()).words, &mut (*table.as_ptr()).slots) };
-        for (word, slots) in words.iter().zip(slots.chunks_mut(TAGS as usize)) {
+        let Table { header, slots, .. } = unsafe { &mut *table.as_ptr() };
+        for (word, slots) in header.words.iter().zip(slots.chunks_mut(TAGS as usize)) {
             for slot in slots {
                 // INVARIANT: The slot is part of the table, and this is its word.
                 (slot.table, slot.word) = (table, NonNull::from(word));
@@ -964,14 +872,14 @@ impl<X: Exchange> Tags<X> {
     /// Takes a free tag. Any context. Fails with `EAGAIN` or with the error of [`Tags::close`].
     #[inline]
     pub fn take(&self) -> Result<Tag<X>> {
-        self.0.open()?;
-        // SAFETY: By the invariant of `Table` there is a word.
-        let first = unsafe { self.0.words.get_unchecked(0) };
-        match first.take() {
-            // SAFETY: It was just taken.
-            Some(tag) => Ok(unsafe { self.tag(0, tag) }),
-            None => self.take_behind_first(),
-        }
+        let header = &self.0.header;
+        header.open()?;
+        let tag = match header.first().take() {
+            Some(tag) => tag as usize,
+            None => header.take_behind_first()?,
+        };
+        // SAFETY: It was just taken.
+        Ok(unsafe { self.tag(tag) })
     }
 
     /// Takes the tag of this index, if it is free: that of a request for which blk-mq has chosen it
@@ -982,7 +890,7 @@ impl<X: Exchange> Tags<X> {
     /// exchange is out; or with the error of [`Tags::close`].
     #[inline]
     pub fn take_at(&self, index: u16) -> Result<Tag<X>> {
-        self.0.open()?;
+        self.0.header.open()?;
         let slot = self.0.slots.get(usize::from(index)).ok_or(EINVAL)?;
         // SAFETY: By the invariant of `Slot` this is a word of the table, which `self` keeps.
         match unsafe { slot.word.as_ref() }.take_at(slot.bit) {
@@ -992,25 +900,15 @@ impl<X: Exchange> Tags<X> {
         }
     }
 
-    /// Returns a free tag of the other words. Not inlined, so that the first word is no loop.
-    #[inline(never)]
-    fn take_behind_first(&self) -> Result<Tag<X>> {
-        let mut words = self.0.words.iter().enumerate().skip(1);
-        // SAFETY: It was just taken from this word.
-        let taken = words.find_map(|(n, word)| Some(unsafe { self.tag(n, word.take()?) }));
-        taken.ok_or(EAGAIN)
-    }
-
-    /// Returns tag number `tag` of word number `word`.
+    /// Returns a tag by its number.
     ///
     /// # Safety
     ///
-    /// The caller has taken it from that word.
+    /// The caller has taken it.
     #[inline]
-    unsafe fn tag(&self, word: usize, tag: u32) -> Tag<X> {
-        let first = word.wrapping_mul(TAGS as usize);
+    unsafe fn tag(&self, tag: usize) -> Tag<X> {
         // SAFETY: By the invariant of `Table` each tag of the words has its slot.
-        let slot = unsafe { self.0.slots.get_unchecked(first | tag as usize) };
+        let slot = unsafe { self.0.slots.get_unchecked(tag) };
         // INVARIANT: The caller holds the tag.
         Tag(SlotRef(slot.into()))
     }
@@ -1019,28 +917,10 @@ impl<X: Exchange> Tags<X> {
     /// with `ERESTARTSYS` if a signal is pending, or with the error of [`Tags::close`].
     pub fn wait(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Tag<X>> {
         match self.take() {
-            Err(EAGAIN) => self.wait_locked(timeout_ms, cx),
+            // SAFETY: It was just taken.
+            Err(EAGAIN) => Ok(unsafe { self.tag(self.0.header.wait(timeout_ms, cx)?) }),
             taken => taken,
         }
-    }
-
-    #[cold]
-    fn wait_locked(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Tag<X>> {
-        let table = &*self.0;
-        let mut guard = table.lock.lock();
-        // From here on tags are put under the lock.
-        guard.waiters = guard.waiters.saturating_add(1);
-        table.set_locked(true);
-        let take = |_: &mut Locked| match self.take() {
-            Err(EAGAIN) => table.open().err().map(Err),
-            taken => Some(taken),
-        };
-        let taken = wait_event(&table.freed, &mut guard, Some(timeout_ms), take, cx);
-        guard.waiters = guard.waiters.saturating_sub(1);
-        if guard.waiters == 0 {
-            table.set_locked(false);
-        }
-        taken?
     }
 
     /// Finds what waits for a reply, in the handler of the message that has it, whose completion is
@@ -1052,12 +932,12 @@ impl<X: Exchange> Tags<X> {
     #[inline]
     pub fn reply<'w>(&'w self, wc: &Success<'w>, id: TagId) -> Result<Reply<'w, X>> {
         let table = &*self.0;
-        if !table.poller.is_at(wc.wc) {
+        if !table.header.poller.is_at(wc.wc) {
             return Err(EINVAL);
         }
-        table.open()?;
+        table.header.open()?;
         let slot = table.slots.get(usize::from(id.index)).ok_or(EPROTO)?;
-        if !slot.state.take_reply(id.generation, table.mask) {
+        if !slot.state.take_reply(id.generation, table.header.mask) {
             return Err(EPROTO);
         }
         // INVARIANT: This handles the reply, in the handler of `wc`, which outlives `'w`.
@@ -1067,7 +947,7 @@ impl<X: Exchange> Tags<X> {
     /// Fails all who wait for a tag, who take one later, and who post, with `error`; only the first
     /// call does. Replies find nothing from now on. For the end of the connection. Any context.
     pub fn close(&self, error: Error) {
-        self.0.close(error);
+        self.0.header.close(error);
     }
 
     /// Closes the table, if it is not, with `ENOTCONN`, drains the QP, and ends the exchanges that
@@ -1079,10 +959,10 @@ impl<X: Exchange> Tags<X> {
     /// [`WcArray`]: crate::cq::WcArray
     pub fn reclaim<C: PollContext>(&self, qp: &Qp<C>, cx: &Sleepable) -> Result {
         let table = &*self.0;
-        if table.qp != qp.id() {
+        if table.header.qp != qp.id() {
             return Err(EINVAL);
         }
-        table.close(ENOTCONN);
+        table.header.close(ENOTCONN);
         // A reply's handler that did not see the table closed may post behind the first marker.
         for _ in 0..2 {
             table.settle();
@@ -1100,7 +980,7 @@ impl<X: Exchange> Tags<X> {
 
 impl<X: Exchange> Drop for Tags<X> {
     fn drop(&mut self) {
-        self.0.close(ENOTCONN);
+        self.0.header.close(ENOTCONN);
     }
 }
 
@@ -1109,7 +989,7 @@ struct Keeper<X: Exchange>(Handle<X>);
 
 impl<X: Exchange> qp::Kept for Keeper<X> {
     fn closing(&self) {
-        self.0.close(ENOTCONN);
+        self.0.header.close(ENOTCONN);
     }
 
     fn is_out(&self) -> bool {
@@ -1130,7 +1010,7 @@ impl<X: Exchange> qp::Kept for Keeper<X> {
 impl<X: Exchange> Drop for Keeper<X> {
     fn drop(&mut self) {
         // INVARIANT: The QP is destroyed. Another CQ may be at this address later.
-        self.0.poller.forget();
+        self.0.header.poller.forget();
         // The QP was drained after `closing`, or nothing was posted to it, and nothing is any more.
         self.0.drained();
         self.0.sweep(State::last_sweep);

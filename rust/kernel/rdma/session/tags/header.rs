@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a table of exchanges has that does not depend on their type, so that its functions are in
+//! the crate once, and not in each ULP.
+
+use super::state::{
+    Mask,
+    Word,
+    TAGS, //
+};
+use crate::{
+    atomic::{
+        AtomicI32,
+        Ordering, //
+    },
+    completion::wait_event,
+    cq,
+    prelude::internal::*,
+    qp::{
+        AnyQp,
+        Qp, //
+    },
+    qp_id::QpId, //
+};
+use kernel::sync;
+
+/// The initialiser of a [`Header`]: what may fail was done.
+pub(super) struct HeaderInit {
+    poller: cq::Poller,
+    qp: QpId,
+    names_first: bool,
+    mask: Mask,
+    count: usize,
+    words: KVec<Word>,
+}
+
+impl HeaderInit {
+    /// Returns it as one of `pin_init!`.
+    #[inline]
+    pub(super) fn get(self) -> impl PinInit<Header> {
+        // SAFETY: `write` initialises all fields of the slot, which is not moved, and cannot fail.
+        unsafe {
+            pin_init::pin_init_from_closure(move |slot| {
+                self.write(slot);
+                Ok(())
+            })
+        }
+    }
+
+    /// Initialises a header. Not inlined, as the locks take most of it.
+    ///
+    /// # Safety
+    ///
+    /// `slot` is valid for writes, and pinned.
+    #[inline(never)]
+    unsafe fn write(self, slot: *mut Header) {
+        let init = pin_init!(Header {
+            poller: self.poller,
+            qp: self.qp,
+            names_first: self.names_first,
+            mask: self.mask,
+            closed: AtomicI32::new(0),
+            words: self.words,
+            count: self.count,
+            lock <- kernel::new_spinlock_irq!(Locked {
+                waiters: 0,
+                // The `Tags`, and the keeper.
+                handles: 2,
+            }),
+            freed <- kernel::new_condvar!(),
+        });
+        // SAFETY: The slot is valid and pinned, as the caller promises.
+        unsafe { pin_init::raw_init(slot, init) };
+    }
+}
+
+/// See the module.
+///
+/// # Invariants
+///
+/// `poller` is that of the CQ of both queues of the QP until that is destroyed, and none after it.
+/// `words` have `count` tags, one at least.
+#[pin_data]
+pub(super) struct Header {
+    pub(super) poller: cq::Poller,
+    pub(super) qp: QpId,
+    /// That of the QP: see [`AnyQp::names_first`].
+    pub(super) names_first: bool,
+    pub(super) mask: Mask,
+    /// An error number once the table is closed.
+    closed: AtomicI32,
+    pub(super) words: KVec<Word>,
+    count: usize,
+    #[pin]
+    lock: sync::SpinLockIrq<Locked>,
+    #[pin]
+    freed: sync::CondVar,
+}
+
+struct Locked {
+    /// The number of threads that wait for a tag.
+    waiters: u32,
+    /// The number of handles of the table.
+    handles: u32,
+}
+
+impl Header {
+    /// Makes that of `count` free tags of a QP. Fails as [`Tags::new`](super::Tags::new).
+    pub(super) fn new(any: &AnyQp, count: u32, generation_bits: u32) -> Result<HeaderInit> {
+        let poller = any.only_poller().ok_or(EINVAL)?;
+        if !(1..=1 << 16).contains(&count) || generation_bits > 16 {
+            return Err(EINVAL);
+        }
+        let mut words = KVec::new();
+        for first in (0..count).step_by(TAGS as usize) {
+            words.push(Word::new(count.saturating_sub(first).min(TAGS)), GFP_KERNEL)?;
+        }
+        Ok(HeaderInit {
+            poller,
+            qp: any.target.qp_id,
+            names_first: any.names_first(),
+            mask: Mask::new(generation_bits),
+            count: count as usize,
+            words,
+        })
+    }
+
+    /// Fails with the error of [`Header::close`].
+    #[inline]
+    pub(super) fn open(&self) -> Result {
+        match self.closed.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            errno => Err(Error::from_errno(errno)),
+        }
+    }
+
+    /// Fails if this is another QP than that of the table, or if that is closed.
+    #[inline]
+    pub(super) fn posts_to<S: PollContext, R: PollContext>(&self, qp: &Qp<S, R>) -> Result {
+        match self.qp == qp.id() {
+            true => self.open(),
+            false => Err(EINVAL),
+        }
+    }
+
+    pub(super) fn close(&self, error: Error) {
+        let (errno, relaxed) = (error.to_errno(), Ordering::Relaxed);
+        let closed = (self.closed).compare_exchange(0, errno, relaxed, relaxed);
+        if closed.is_ok() {
+            // A thread that waits has looked before this, and holds the lock until it can be woken.
+            drop(self.lock.lock());
+            self.freed.notify_all();
+        }
+    }
+
+    fn set_locked(&self, locked: bool) {
+        for word in &self.words {
+            word.set_locked(locked);
+        }
+    }
+
+    /// Returns the first word.
+    #[inline]
+    pub(super) fn first(&self) -> &Word {
+        // SAFETY: By the type invariant there is a word.
+        unsafe { self.words.get_unchecked(0) }
+    }
+
+    /// Takes a free tag of the other words. Not inlined, so that the first word is no loop.
+    #[inline(never)]
+    pub(super) fn take_behind_first(&self) -> Result<usize> {
+        let mut words = self.words.iter().enumerate().skip(1);
+        let taken = words.find_map(|(n, word)| Some(Self::number(n, word.take()?)));
+        taken.ok_or(EAGAIN)
+    }
+
+    /// Returns the number of a tag by those of its word, and in that.
+    fn number(word: usize, tag: u32) -> usize {
+        word.wrapping_mul(TAGS as usize) | tag as usize
+    }
+
+    /// Takes a free tag, as [`Tags::take`](super::Tags::take).
+    fn take(&self) -> Result<usize> {
+        self.open()?;
+        match self.first().take() {
+            Some(tag) => Ok(Self::number(0, tag)),
+            None => self.take_behind_first(),
+        }
+    }
+
+    /// Takes a free tag, for which this waits.
+    #[cold]
+    pub(super) fn wait(&self, timeout_ms: u32, cx: &Sleepable) -> Result<usize> {
+        let mut guard = self.lock.lock();
+        // From here on tags are put under the lock.
+        guard.waiters = guard.waiters.saturating_add(1);
+        self.set_locked(true);
+        let take = |_: &mut Locked| match self.take() {
+            Err(EAGAIN) => self.open().err().map(Err),
+            taken => Some(taken),
+        };
+        let taken = wait_event(&self.freed, &mut guard, Some(timeout_ms), take, cx);
+        guard.waiters = guard.waiters.saturating_sub(1);
+        if guard.waiters == 0 {
+            self.set_locked(false);
+        }
+        taken?
+    }
+
+    /// Frees the tag of this bit of a word. Returns whether it was the last part of the table that
+    /// something had, which the caller frees then.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the tag, which is of this table, and does not use it any more.
+    #[cold]
+    pub(super) unsafe fn put_tag(this: NonNull<Self>, word: &Word, bit: usize) -> bool {
+        let give_up = |header: &Self, locked: &mut Locked| {
+            word.put_locked(bit);
+            if locked.waiters > 0 {
+                header.freed.notify_all();
+            }
+        };
+        // SAFETY: The caller holds the tag until `give_up` puts it.
+        unsafe { Self::put(this, give_up) }
+    }
+
+    /// Gives up a handle, as [`Header::put_tag`] a tag.
+    ///
+    /// # Safety
+    ///
+    /// The caller has a handle, which is counted, and does not use it any more.
+    pub(super) unsafe fn put_handle(this: NonNull<Self>) -> bool {
+        let give_up = |header: &Self, locked: &mut Locked| {
+            locked.handles = locked.handles.saturating_sub(1);
+            if locked.handles == 0 {
+                // From here on tags are put under the lock, and none is taken.
+                header.set_locked(true);
+            }
+        };
+        // SAFETY: The caller has the handle until `give_up` gives it up.
+        unsafe { Self::put(this, give_up) }
+    }
+
+    /// Has a tag or a handle given up under the lock. Returns whether it was the last.
+    ///
+    /// # Safety
+    ///
+    /// The caller has the tag or the handle that `give_up` gives up.
+    unsafe fn put(this: NonNull<Self>, give_up: impl FnOnce(&Self, &mut Locked)) -> bool {
+        // SAFETY: The table is there, as the caller has a part of it, and is freed by one that
+        // holds the lock after this, if not by the caller.
+        let header = unsafe { this.as_ref() };
+        let mut locked = header.lock.lock();
+        give_up(header, &mut locked);
+        let free = || header.words.iter().map(Word::free).sum::<u32>();
+        locked.handles == 0 && free() as usize == header.count
+    }
+}
