@@ -54,9 +54,22 @@ use rdma::{
         Sgl, //
     }, //
 };
+use zerocopy::byteorder::little_endian::{
+    U16,
+    U32, //
+};
 
-/// The length of a message's header: `size[4] type[1] tag[2]`.
+/// The length of a [`Header`].
 pub(crate) const HEADER: usize = bindings::P9_HDRSZ as usize;
+
+/// A message's header: `size[4] type[1] tag[2]`.
+#[derive(Clone, Copy, FromBytes, zerocopy_derive::Immutable)]
+#[repr(C)]
+pub(crate) struct Header {
+    pub(crate) size: U32,
+    pub(crate) kind: u8,
+    pub(crate) tag: U16,
+}
 
 /// A transport of 9P.
 pub(crate) trait Transport: Send + Sync + Sized + 'static {
@@ -172,13 +185,23 @@ impl Session {
     fn close(&self, cx: &Sleepable) {
         self.disconnected(cx);
         *self.status.lock() = None;
-        self.put();
+        // SAFETY: The count of `new` is given up once. The caller has the session.
+        unsafe { Self::put(self.into()) };
         self.unused.wait_for_completion();
     }
 
-    fn put(&self) {
-        if self.users.fetch_sub(1, Full) == 1 {
-            self.unused.complete_all();
+    /// Counts one user less. With the last one [`Session::close`] may return, and the session be
+    /// freed, once `complete_all()` has let its lock go.
+    ///
+    /// # Safety
+    ///
+    /// The session is valid, and counts a user that the caller gives up.
+    unsafe fn put(this: NonNull<Self>) {
+        // SAFETY: The session is valid, as the caller promises.
+        unsafe {
+            if this.as_ref().users.fetch_sub(1, Full) == 1 {
+                this.as_ref().unused.complete_all();
+            }
         }
     }
 }
@@ -188,12 +211,13 @@ impl Session {
 /// # Invariants
 ///
 /// It has a reference to the request, which is one of the session's client, and is counted there.
+/// So the session is valid: [`Session::close`] waits for this.
 struct Half {
     req: NonNull<bindings::p9_req_t>,
-    session: Arc<Session>,
+    session: NonNull<Session>,
 }
 
-// SAFETY: References to requests may be dropped in any thread.
+// SAFETY: References to requests may be dropped in any thread, and so may the count of a session.
 unsafe impl Send for Half {}
 // SAFETY: A shared one only reads what nothing writes, or is read and written at once.
 unsafe impl Sync for Half {}
@@ -203,10 +227,18 @@ impl Half {
     ///
     /// The request is one of the session's client, and the caller gives up a reference to it. The
     /// session is not closed.
-    unsafe fn new(req: NonNull<bindings::p9_req_t>, session: Arc<Session>) -> Self {
+    unsafe fn new(req: NonNull<bindings::p9_req_t>, session: &Session) -> Self {
         session.users.fetch_add(1, Relaxed);
         // INVARIANT: The reference is the caller's, and it was just counted.
-        Self { req, session }
+        Self {
+            req,
+            session: session.into(),
+        }
+    }
+
+    fn client(&self) -> *mut bindings::p9_client {
+        // SAFETY: By the type invariant the session is valid.
+        unsafe { self.session.as_ref() }.client.as_ptr()
     }
 
     fn tc(&self) -> *mut bindings::p9_fcall {
@@ -225,22 +257,32 @@ impl Half {
         unsafe { (&raw const (*self.tc()).id).read_volatile() }
     }
 
-    /// Gives the reference to what `put` calls.
-    fn give_up(self, put: impl FnOnce(*mut bindings::p9_client, *mut bindings::p9_req_t)) {
+    /// Gives the reference to `p9_client_cb()`, by which the request ends.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else has ended the request.
+    unsafe fn end(self, status: bindings::p9_req_status_t) {
         let this = ManuallyDrop::new(self);
-        put(this.session.client.as_ptr(), this.req.as_ptr());
-        // SAFETY: The field is not used again. The request was used for the last time.
-        let session = unsafe { ptr::read(&raw const this.session) };
-        session.put();
+        // SAFETY: By the type invariants both are valid, and the reference is given up. The session
+        // is used for the last time.
+        unsafe {
+            bindings::p9_client_cb(this.client(), this.req.as_ptr(), status as c_int);
+            Session::put(this.session);
+        }
     }
 }
 
 impl Drop for Half {
+    // Not inlined, so that it is once in the text, and not at each step that may fail.
+    #[inline(never)]
     fn drop(&mut self) {
-        // SAFETY: By the type invariants the client and the request are valid, and the reference is
-        // given up.
-        unsafe { bindings::p9_req_put(self.session.client.as_ptr(), self.req.as_ptr()) };
-        self.session.put();
+        // SAFETY: By the type invariants both are valid, and the reference is given up. The session
+        // is used for the last time.
+        unsafe {
+            bindings::p9_req_put(self.client(), self.req.as_ptr());
+            Session::put(self.session);
+        }
     }
 }
 
@@ -296,14 +338,15 @@ impl Message {
             return None;
         }
         let [.., low, high] = bytes;
-        let session = &self.half.session;
+        // SAFETY: By the invariant of `Half` the session is valid, and it is not closed.
+        let session = unsafe { self.half.session.as_ref() };
         // SAFETY: The client is valid by the invariants of `Half` and `Session`. The request that
         // is found is one of it, and has a reference, which `half` takes. Its name was written
         // before it was sent, and C parses its reply when it was flushed.
         unsafe {
             let req =
                 bindings::p9_tag_lookup(session.client.as_ptr(), u16::from_le_bytes([low, high]));
-            let half = Half::new(NonNull::new(req)?, session.clone());
+            let half = Half::new(NonNull::new(req)?, session);
             let name = (&raw const (*half.rc()).tag).read_volatile();
             Some(Flushed { half, name })
         }
@@ -436,31 +479,21 @@ impl Reply {
             Outcome::Received => bindings::p9_req_status_t_REQ_STATUS_RCVD,
             Outcome::Flushed => bindings::p9_req_status_t_REQ_STATUS_FLSHD,
         };
-        // SAFETY: The half is not used again, as this is forgotten.
-        unsafe { Self::end_half(&mut ManuallyDrop::new(self).0, status) };
-    }
-
-    /// # Safety
-    ///
-    /// The half is not used again.
-    unsafe fn end_half(half: &mut ManuallyDrop<Half>, status: bindings::p9_req_status_t) {
-        // SAFETY: As the caller promises.
-        let half = unsafe { ManuallyDrop::take(half) };
-        half.give_up(|client, req| {
-            // SAFETY: By the invariants of `Half` both are valid, and it had a reference, which
-            // this takes. By that of `Reply` nothing else has ended the request.
-            unsafe { bindings::p9_client_cb(client, req, status as c_int) };
-        });
+        // SAFETY: The half is not used again, as this is forgotten. By the type invariant nothing
+        // else has ended the request.
+        unsafe { ManuallyDrop::take(&mut ManuallyDrop::new(self).0).end(status) };
     }
 }
 
 impl Drop for Reply {
+    // Not inlined, as that of a half.
+    #[inline(never)]
     fn drop(&mut self) {
         // SAFETY: By the type invariant nothing else ends the request, and who waits for it reads
         // the error after that. The half is not used again.
         unsafe {
             (*self.0.req.as_ptr()).t_err = EIO.to_errno();
-            Self::end_half(&mut self.0, bindings::p9_req_status_t_REQ_STATUS_ERROR);
+            ManuallyDrop::take(&mut self.0).end(bindings::p9_req_status_t_REQ_STATUS_ERROR);
         }
     }
 }
@@ -602,10 +635,10 @@ impl<T: Transport> Registration<T> {
             let len = (*req).tc.size as usize;
             // INVARIANT: C has finished the message, and lends the buffer.
             let message = Message {
-                half: Half::new(at, mount.session.clone()),
+                half: Half::new(at, &mount.session),
                 len,
             };
-            let reply = Reply(ManuallyDrop::new(Half::new(at, mount.session.clone())));
+            let reply = Reply(ManuallyDrop::new(Half::new(at, &mount.session)));
             let cx = <Sleepable as rdma::context::Context>::assume();
             match mount.transport.request(message, reply, &cx) {
                 Ok(()) => 0,

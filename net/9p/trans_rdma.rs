@@ -20,6 +20,7 @@ mod client;
 
 use crate::client::{
     Flushed,
+    Header,
     Message,
     Options,
     Outcome,
@@ -72,10 +73,6 @@ use rdma::{
     wc::Success,
     wr::SgeList, //
 };
-use zerocopy::byteorder::little_endian::{
-    U16,
-    U32, //
-};
 
 /// The length of the longest message (`P9_RDMA_MAXSIZE`).
 const MAX_SIZE: u32 = 1 << 20;
@@ -88,15 +85,6 @@ const TAG_BITS: u32 = 10;
 const FLUSH: u16 = (1 << TAG_BITS) - 2;
 const MAX_DEPTH: u32 = FLUSH as u32;
 const NOTAG: u16 = u16::MAX;
-
-/// A message's header.
-#[derive(Clone, Copy, FromBytes, zerocopy_derive::Immutable)]
-#[repr(C)]
-struct Header {
-    size: U32,
-    kind: u8,
-    tag: U16,
-}
 
 /// Returns the tag of an exchange, as it is sent.
 fn tag_of(id: TagId) -> u16 {
@@ -397,7 +385,7 @@ impl Conn {
         let posted = tag.post(&self.qp, |posted, chain: &mut Chain<'_, 1, 2>| {
             let mut sges = SgeList::<_, 2>::new(posted.head.filled()?);
             if let Some(rest) = &posted.rest {
-                sges.extend(&rest.sges::<1>()?)?;
+                rest.append_to(&mut sges)?;
             }
             chain.push(SendWr::send(sges))
         });
@@ -470,6 +458,14 @@ fn depth(depth: i32) -> Result<u32> {
     }
 }
 
+/// Shows an option that is not the default.
+#[inline(never)]
+fn show(m: &SeqFile, name: &str, value: u32, default: u32) {
+    if value != default {
+        seq_print!(m, ",{name}={value}");
+    }
+}
+
 impl Transport for Mount {
     type Client = NineP;
 
@@ -510,17 +506,10 @@ impl Transport for Mount {
     }
 
     fn show_options(&self, m: &SeqFile) {
-        let numbers = [
-            ("port", self.addr.port().into(), bindings::P9_RDMA_PORT),
-            ("sq", self.sq_depth, bindings::P9_RDMA_SQ_DEPTH),
-            ("rq", self.rq_depth, bindings::P9_RDMA_RQ_DEPTH),
-            ("timeout", self.timeout, bindings::P9_RDMA_TIMEOUT),
-        ];
-        for (name, value, default) in numbers {
-            if value != default {
-                seq_print!(m, ",{name}={value}");
-            }
-        }
+        show(m, "port", self.addr.port().into(), bindings::P9_RDMA_PORT);
+        show(m, "sq", self.sq_depth, bindings::P9_RDMA_SQ_DEPTH);
+        show(m, "rq", self.rq_depth, bindings::P9_RDMA_RQ_DEPTH);
+        show(m, "timeout", self.timeout, bindings::P9_RDMA_TIMEOUT);
         if self.privport {
             seq_print!(m, ",privport");
         }
