@@ -25,6 +25,11 @@ def case(name, *args):
     return add
 
 
+def names(words, name):
+    """Returns whether words name a case: they are its name, or the beginning of that, to the end of a word."""
+    return name.startswith(words) and not name[len(words):len(words) + 1].isalnum()
+
+
 def sh(*command, **options):
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS, **options)
 
