@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from case import BUILD, FLAVOUR, PROGRAMS, sh
@@ -20,6 +20,18 @@ DIOD_PORT = 5650
 
 
 @contextmanager
+def ended_by(*command):
+    """Runs a command at the end. If it cannot be run where something has failed, that is not the reason."""
+    try:
+        yield
+    except BaseException:
+        with suppress(subprocess.SubprocessError):
+            subprocess.run(command, capture_output=True, check=False, timeout=60)
+        raise
+    sh(*command)
+
+
+@contextmanager
 def loaded(transport):
     """Loads the client and a transport of it; that in Rust is this build's."""
     sh("modprobe", "9p")
@@ -27,10 +39,8 @@ def loaded(transport):
         sh("modprobe", "9pnet_rdma")
     else:
         sh("insmod", BUILD / FLAVOUR / "9pnet_rdma_rs.ko")
-    try:
+    with ended_by("rmmod", TRANSPORTS[transport]):
         yield
-    finally:
-        sh("rmmod", TRANSPORTS[transport])
 
 
 def ended(process):
@@ -130,10 +140,8 @@ def mounted(transport, *options, how="", count=0):
     with diod(), relay(how, count) as (port, process):
         done = mount(transport, port, *options)
         assert not done.returncode, done.stderr
-        try:
+        with ended_by("umount", MOUNT):
             yield process
-        finally:
-            unmount()
 
 
 def fill(folder, files, size):
