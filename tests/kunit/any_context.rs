@@ -32,7 +32,6 @@ use crate::fixture::{
     QKEY,
     SOFTIRQ_IS_WORK, //
 };
-use core::ops::ControlFlow;
 use kernel::{
     impl_has_work,
     new_spinlock_irq,
@@ -79,14 +78,9 @@ use rdma::{
             Tag,
             Tags, //
         },
-        Activity,
-        Backoff,
-        Connector,
-        Reconnect,
         RecvCredits,
         Room,
-        SendCredits,
-        Ticker, //
+        SendCredits, //
     },
     sg::{
         SgList,
@@ -148,23 +142,6 @@ impl Softirqs {
 /// As [`Softirqs::call`], once.
 fn in_softirq(call: impl FnOnce() -> Result + Unpin + Send + 'static) -> Result {
     Softirqs::new()?.call(call)
-}
-
-/// A ULP that cannot connect again.
-struct Alone(Arc<Counter>);
-
-impl Connector for Alone {
-    fn connect(
-        self: ArcBorrow<'_, Self>,
-        _attempt: u32,
-        _cx: &Sleepable,
-    ) -> ControlFlow<Result, Error> {
-        ControlFlow::Continue(ECONNREFUSED)
-    }
-
-    fn ended(self: ArcBorrow<'_, Self>, _result: Result, _cx: &Sleepable) {
-        self.0.up();
-    }
 }
 
 /// A work item of the ULP's.
@@ -607,44 +584,6 @@ mod tests {
             check!(Ratelimit::check(&Ratelimit::new()));
             Ok(())
         })
-    }
-
-    #[test]
-    fn function_is_called_again_and_again() -> Result {
-        let (softirqs, client) = (Softirqs::new()?, Env::new()?.client);
-        let ticks = Counter::new()?;
-        let counts = ticks.clone();
-        let ticker = softirqs.call(move || {
-            let activity = Activity::new();
-            Activity::note(&activity);
-            Ticker::start(&client, 1, GFP_ATOMIC, move |_| {
-                activity.note();
-                counts.up();
-                ControlFlow::Break(())
-            })
-        })?;
-        wait(|| ticks.get() == 1)?;
-        softirqs.drop(ticker)
-    }
-
-    #[test]
-    fn attempts_to_connect_are_begun() -> Result {
-        let (softirqs, client) = (Softirqs::new()?, Env::new()?.client);
-        let ended = Counter::new()?;
-        let alone = Arc::new(Alone(ended.clone()), GFP_KERNEL)?;
-        let backoff = Backoff {
-            first_ms: 100_000,
-            longest_ms: 100_000,
-            attempts: 1,
-        };
-        let reconnect = Reconnect::new(&client, backoff)?;
-        let reconnect = softirqs.call(move || {
-            Reconnect::start(&reconnect, alone)?;
-            Reconnect::cancel(&reconnect);
-            Ok(reconnect)
-        })?;
-        wait(|| ended.get() == 1)?;
-        softirqs.drop(reconnect)
     }
 
     #[test]

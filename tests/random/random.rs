@@ -6,7 +6,6 @@
 //! It is done while the module is loaded, which fails if a number is wrong; or with `background=1`
 //! afterwards, until the module is unloaded.
 
-mod again;
 mod counts;
 mod faults;
 mod lost;

@@ -7,7 +7,6 @@
 //! function of a [`Turn`] and add it to [`Turn::STEPS`].
 
 use crate::{
-    again,
     faults,
     lost,
     owners::{
@@ -124,7 +123,6 @@ impl<C: Way> Turn<'_, C> {
         ("own CQ", 2, own_cq),
         ("ring", 1, talk::ring),
         ("lost", 1, lost::completion),
-        ("again", 6, again::reconnect),
         ("reclaim", 1, talk::reclaim),
         ("close", 1, talk::close),
         ("new session", 1, talk::new_session),

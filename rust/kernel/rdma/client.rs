@@ -112,9 +112,7 @@ pub trait Client: Sized + Send + Sync + 'static {
     /// Lets go of all that keeps the client: listeners, ids, clones of the [`ClientRef`], and files
     /// and registrations by which others make more of them. The last method that is called: at the
     /// unload when all devices were removed, and if loading fails after [`Client::init`]. The
-    /// unload then waits, and the client is dropped after that. So a
-    /// [`Reconnect`](crate::session::Reconnect) of the client is dropped here, and a
-    /// [`Ticker`](crate::session::Ticker) dropped or [stopped](crate::session::Ticker::stop_sync).
+    /// unload then waits, and the client is dropped after that.
     fn unload(self: Pin<&Self>, _cx: &Sleepable) {}
 }
 

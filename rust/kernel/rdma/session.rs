@@ -3,8 +3,7 @@
 //! Parts that protocols have between the verbs and their own messages.
 //!
 //! Receives that are posted again, tags of requests, credits, room in a send queue, sizes of
-//! queues, ends of connections, timers and reconnecting, each usable without the others.
-//! See Documentation/session.rst.
+//! queues and ends of connections, each usable without the others. See Documentation/session.rst.
 
 // What peers send is used here, and must not cause a panic.
 #![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
@@ -14,7 +13,6 @@ mod recv;
 mod room;
 mod sizes;
 pub mod tags;
-mod timers;
 
 pub use credits::{
     Credit,
@@ -34,13 +32,6 @@ pub use sizes::{
     Load,
     Misfit,
     Sizes, //
-};
-pub use timers::{
-    Activity,
-    Backoff,
-    Connector,
-    Reconnect,
-    Ticker, //
 };
 
 use crate::{
