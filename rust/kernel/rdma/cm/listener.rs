@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Listeners, and the requests of connections that come to them.
+
+use crate::{
+    client::ClientRef,
+    cm::{
+        self,
+        id::{
+            on_event,
+            Id,
+            Options,
+            RdmaCm,
+            State, //
+        },
+        pending::Pending,
+        Conn,
+        InCallback,
+        RawId, //
+    },
+    deferred,
+    objects,
+    prelude::internal::*,
+    refs, //
+};
+use core::{
+    cell::Cell,
+    net::SocketAddr, //
+};
+use kernel::{
+    error::from_result,
+    sync::{
+        self,
+        atomic, //
+    },
+    workqueue, //
+};
+
+/// The handler of a listener's events. A work item that a method starts gets a reference by
+/// `Arc::from(self)`.
+pub trait Accept: Send + Sync + 'static {
+    /// A peer wants to connect: take the id with [`Request::into_id`], or drop the request.
+    fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable);
+
+    /// The network interface whose address the listener is on has another hardware address, as that
+    /// of a bond after a failover (`RDMA_CM_EVENT_ADDR_CHANGE`). The listener is still bound to the
+    /// old one: have a work item [destroy](Listener::destroy) it, and make another. Not called for
+    /// listeners on `0.0.0.0` and `::`.
+    fn addr_changed(self: ArcBorrow<'_, Self>) {}
+
+    /// The device that the listener was bound to, if it was to one, goes, and the listener with it.
+    /// There may be another one since, as after [`Accept::addr_changed`]: see
+    /// [`Listener::has_stopped`].
+    fn stopped(self: ArcBorrow<'_, Self>) {}
+}
+
+/// A function that is called with each request. Its errors are reported, ten in each five seconds
+/// for all ULPs together.
+impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
+    fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable) {
+        let refused = request.refused;
+        if let Err(e) = self(request, cx) {
+            refused.set(true);
+            crate::pr_warn_ratelimited!("a connection request was refused: {e:?}\n");
+        }
+    }
+}
+
+/// The context of a listener's C id, which lives as long as that.
+///
+/// # Invariants
+///
+/// `raw` is an id whose callback is [`on_listener_event`] with this as its context, until taken.
+#[pin_data]
+struct Listening {
+    #[pin]
+    raw: sync::Mutex<Option<RawId<RdmaCm>>>,
+    accept: Arc<dyn Accept>,
+    client: ClientRef,
+    /// The connections that came and are not confirmed.
+    #[pin]
+    unconfirmed: sync::Mutex<KVec<Arc<Pending<RdmaCm>>>>,
+    backlog: usize,
+    /// Set before [`Accept::stopped`] is called.
+    has_stopped: atomic::Atomic<bool>,
+    #[pin]
+    stop: workqueue::Work<Self>,
+    // Dropped last: the client may be gone after that.
+    object: objects::Object,
+}
+
+kernel::impl_has_work! {
+    impl HasWork<Self> for Listening { self.stop }
+}
+
+impl workqueue::WorkItem for Listening {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.destroy();
+        this.has_stopped.store(true, atomic::Relaxed);
+        this.accept.as_arc_borrow().stopped();
+    }
+}
+
+impl Listening {
+    /// Destroys the C id, once, and waits for its callback.
+    fn destroy(&self) {
+        // Locked meanwhile, so that a second task waits for it too. No callback locks it.
+        let mut raw = self.raw.lock();
+        if let Some(raw) = raw.take() {
+            // SAFETY: The id is alive by the type invariant, and this task has taken it.
+            unsafe { bindings::rdma_destroy_id(raw.as_ptr()) };
+        }
+    }
+
+    /// Returns whether there is room for one more connection, if need be by giving up the one that
+    /// waits for longest. There is none if as many are given up or unanswered, or without memory.
+    fn make_room(&self) -> bool {
+        let mut list = self.unconfirmed.lock();
+        // Ids that are established or destroyed have no waiters.
+        list.retain(|it| !it.is_over());
+        let most = self.backlog.saturating_mul(2);
+        if list.len() >= most || list.reserve(1, GFP_KERNEL | __GFP_NOWARN).is_err() {
+            return false;
+        }
+        let mut waiting = list.iter().filter(|it| it.is_waiting());
+        if waiting.clone().count() >= self.backlog {
+            match waiting.find(|it| it.is_due()) {
+                Some(oldest) => oldest.clone().give_up_later(),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Handles a request, in the callback of its id. Fails with `ECONNREFUSED` if it is not taken.
+    fn on_request(
+        &self,
+        id: NonNull<bindings::rdma_cm_id>,
+        event: &bindings::rdma_cm_event,
+        cx: &Sleepable,
+    ) -> Result {
+        if !self.make_room() {
+            self.object.add_refused();
+            return Err(ECONNREFUSED);
+        }
+        let (taken, refused) = (Cell::new(None), Cell::new(false));
+        // INVARIANT: This is the callback of the request's id, with its event.
+        let request = Request {
+            id,
+            event,
+            client: &self.client,
+            taken: &taken,
+            refused: &refused,
+        };
+        self.accept.as_arc_borrow().request(request, cx);
+        let pending = taken.take();
+        if refused.get() || pending.is_none() {
+            self.object.add_refused();
+        }
+        let pending = pending.ok_or(ECONNREFUSED)?;
+        let listed = self.unconfirmed.lock().push(pending.clone(), GFP_KERNEL);
+        if listed.is_err() {
+            // Another has taken the room, and one that cannot be counted may not wait.
+            pending.clone().give_up_later();
+        }
+        pending.conn.set_callback_task(false);
+        Ok(())
+    }
+}
+
+/// The callback of every listener's id, and of a request's until it is taken.
+///
+/// # Safety
+///
+/// Called by the connection manager for an id whose context is a [`Listening`].
+unsafe extern "C" fn on_listener_event(
+    id: *mut bindings::rdma_cm_id,
+    event: *mut bindings::rdma_cm_event,
+) -> c_int {
+    let Some(id) = NonNull::new(id) else { return 0 };
+    // SAFETY: The context of a listener is its `Listening`, which lives until the id is destroyed,
+    // and a request's id inherits it. The event is valid during the call, in process context.
+    let (this, event, cx) = unsafe {
+        let this = sync::ArcBorrow::<Listening>::from_raw(id.as_ref().context.cast());
+        (Arc::from(this), &*event, Sleepable::assume())
+    };
+    let _in_callback = InCallback::enter();
+    from_result(|| {
+        match event.event {
+            // An error destroys the id, which refuses the request.
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
+                this.on_request(id, event, &cx)?;
+            }
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_CHANGE => {
+                this.accept.as_arc_borrow().addr_changed();
+            }
+            // The id has to go for the device to go, but not in its own callback.
+            bindings::rdma_cm_event_type_RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                let _ = this.object.queue().enqueue(this.clone());
+            }
+            _ => {}
+        }
+        Ok(0)
+    })
+}
+
+struct ListenerState(Arc<Listening>);
+
+impl deferred::Teardown for ListenerState {
+    fn object(&self) -> Option<&objects::Object> {
+        Some(&self.0.object)
+    }
+
+    fn teardown(&self, _cx: &Sleepable) -> Result {
+        self.0.destroy();
+        Ok(())
+    }
+}
+
+/// Listens for connections on an address (`rdma_listen`). Dropping it stops listening, from a work
+/// item. Connections that were taken go on.
+pub struct Listener {
+    state: deferred::Deferred<ListenerState>,
+}
+
+impl Listener {
+    /// Listens on `addr`, in the initial network namespace (`rdma_bind_addr`, `rdma_listen`). On
+    /// `0.0.0.0` or `::` that is on all devices, those to come included; on IPv6, for that only.
+    ///
+    /// `backlog` is the number of connections that may wait for their peers to confirm them, at
+    /// least one: one more gives up that which has waited for longest, with [`cm::Event::Failed`].
+    /// Requests are refused while as many again are being given up, or the ULP has not answered
+    /// those that wait. Fails with `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it,
+    /// `ENOMEM`, or the connection manager's error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rdma::prelude::*;
+    ///
+    /// const VERSION: &[u8] = b"v1";
+    ///
+    /// /// Accepts peers that speak the same version.
+    /// fn listen(
+    ///     client: &ClientRef,
+    ///     addr: SocketAddr,
+    ///     (pd, cq): (Pd, Cq<Softirq>),
+    ///     cx: &Sleepable,
+    /// ) -> Result<cm::Listener> {
+    ///     let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
+    ///         // On InfiniBand and RoCE zeros follow.
+    ///         let is_known = request.private_data().starts_with(VERSION);
+    ///         let id = request.into_id(cx)?; // An error before this refuses the peer.
+    ///         if !is_known {
+    ///             return id.reject(VERSION, cx);
+    ///         }
+    ///         pr_info!("a connection from {}\n", id.gids()?.1);
+    ///         let qp = Qp::create(&id, &pd, &cq, &cq, &Caps::new(16, 16), cx)?;
+    ///         id.accept(Arc::new(qp, GFP_KERNEL)?, &cm::ConnParam::default(), cx)
+    ///     };
+    ///     cm::Listener::new(client, addr, 8, Arc::new(accept, GFP_KERNEL)?, cx)
+    /// }
+    /// ```
+    pub fn new(
+        client: &ClientRef,
+        addr: SocketAddr,
+        backlog: u32,
+        accept: Arc<dyn Accept>,
+        cx: &Sleepable,
+    ) -> Result<Self> {
+        Self::with(client, addr, backlog, &Options::default(), accept, cx)
+    }
+
+    /// Listens on `addr`, as [`Listener::new`], in the way that `options` say. Fails as that does;
+    /// with `EINVAL` for a source address; and with `ENODEV` if the namespace is being dismantled.
+    pub fn with(
+        client: &ClientRef,
+        addr: SocketAddr,
+        backlog: u32,
+        options: &Options<'_>,
+        accept: Arc<dyn Accept>,
+        _cx: &Sleepable,
+    ) -> Result<Self> {
+        if options.src.is_some() {
+            return Err(EINVAL);
+        }
+        let reserved = deferred::Deferred::reserve()?;
+        let mut object = client.object(refs::Kind::Id);
+        object.sizes = objects::Sizes::Listener;
+        object.set_peer(objects::Peer::On(addr.ip(), addr.port()));
+        let listening = Arc::pin_init(
+            pin_init!(Listening {
+                raw <- kernel::new_mutex!(None),
+                accept,
+                client: client.clone(),
+                unconfirmed <- kernel::new_mutex!(KVec::new()),
+                backlog: backlog.max(1) as usize,
+                has_stopped: atomic::Atomic::new(false),
+                stop <- kernel::new_work!("rdma::cm::Listener::stop"),
+                object,
+            }),
+            GFP_KERNEL,
+        )?;
+        let context = Arc::as_ptr(&listening).cast_mut().cast();
+        // SAFETY: The context lives until the id is destroyed.
+        let raw = unsafe { options.create(client, on_listener_event, context) }?;
+        *listening.raw.lock() = Some(raw);
+        let this = Self {
+            state: reserved.fill(ListenerState(listening)),
+        };
+        // Once it is bound, the removal of the device destroys the id: not before it is unlocked.
+        let locked = this.state.0.raw.lock();
+        let options = Options {
+            src: Some(addr),
+            ..*options
+        };
+        // SAFETY: The id was just created. Until it is bound it gets no event, and then it is not
+        // destroyed while `raw` is locked.
+        unsafe {
+            if addr.is_ipv6() {
+                let only = (!options.dual_stack).into();
+                to_result(bindings::rdma_set_afonly(raw.as_ptr(), only))?;
+            }
+            options.apply(raw)?;
+            to_result(bindings::rdma_listen(raw.as_ptr(), backlog.try_into()?))?;
+        }
+        drop(locked);
+        Ok(this)
+    }
+
+    /// Returns whether the listener has stopped as its device goes, of which [`Accept::stopped`] is
+    /// told next: that one of several is it.
+    ///
+    /// # Examples
+    ///
+    /// A device may go before the handle of its listener is stored. So the lock is held from before
+    /// the listener is made: [`Accept::stopped`] waits, and finds it.
+    ///
+    /// ```
+    /// # use rdma::prelude::*;
+    /// struct Port {
+    ///     listener: Pin<KBox<Mutex<Option<cm::Listener>>>>,
+    /// }
+    /// # use kernel::sync::Mutex;
+    ///
+    /// impl cm::Accept for Port {
+    ///     fn request(self: ArcBorrow<'_, Self>, _request: cm::Request<'_>, _cx: &Sleepable) {}
+    ///
+    ///     fn stopped(self: ArcBorrow<'_, Self>) {
+    ///         // Another one may be there already, on another device.
+    ///         let gone = self.listener.lock().take_if(|it| it.has_stopped());
+    ///         drop(gone);
+    ///     }
+    /// }
+    ///
+    /// fn listen(port: &Arc<Port>, on: &ClientRef, addr: SocketAddr, cx: &Sleepable) -> Result {
+    ///     let mut listener = port.listener.lock();
+    ///     *listener = Some(cm::Listener::new(on, addr, 8, port.clone(), cx)?);
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn has_stopped(&self) -> bool {
+        self.state.0.has_stopped.load(atomic::Relaxed)
+    }
+
+    /// Stops listening and waits for that, so that the address is free. Fails with `EDEADLK` in a
+    /// callback of the connection manager; it then ends from a work item.
+    pub fn destroy(self, cx: &Sleepable) -> Result {
+        InCallback::refuse()?;
+        self.state.destroy(cx)
+    }
+}
+
+/// A connection request that waits for an answer.
+///
+/// # Invariants
+///
+/// `event` is the connection request of `id`, of a connected service, and this is its callback.
+pub struct Request<'a> {
+    id: NonNull<bindings::rdma_cm_id>,
+    event: &'a bindings::rdma_cm_event,
+    client: &'a ClientRef,
+    taken: &'a Cell<Option<Arc<Pending<RdmaCm>>>>,
+    refused: &'a Cell<bool>,
+}
+
+impl Request<'_> {
+    /// Returns what the peer sent along.
+    pub fn private_data(&self) -> &[u8] {
+        // SAFETY: By the type invariant this is an event of a connected service, in its callback.
+        unsafe { cm::private_data(self.event) }
+    }
+
+    /// Returns what the peer asks for, which C has made the view of the recipient: what the peer
+    /// called its `responder_resources` is the `initiator_depth` here.
+    fn param(&self) -> &bindings::rdma_conn_param {
+        // SAFETY: By the type invariant this is an event of a connected service, which has set it.
+        unsafe { &self.event.param.conn }
+    }
+
+    /// Returns how many RDMA READs the peer lets this side have outstanding.
+    pub fn initiator_depth(&self) -> u8 {
+        self.param().initiator_depth
+    }
+
+    /// Returns how many RDMA READs the peer wants to have outstanding here.
+    pub fn responder_resources(&self) -> u8 {
+        self.param().responder_resources
+    }
+
+    /// Takes the connection's id, to be accepted or rejected now or later; dropping it refuses.
+    /// Refuses and fails with `ENODEV` if the device is not the client's, or `ENOMEM`.
+    pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
+        let conn = Conn::new(cm::State::Requested)?;
+        let reserved = deferred::Deferred::reserve()?;
+        let mut object = self.client.object(refs::Kind::Id);
+        object.sizes = conn.shown();
+        let pending = Pending::new(conn.clone())?;
+        let raw = self.id.as_ptr();
+        // SAFETY: By the type invariant this is the id's callback, the only one that runs, for a
+        // request.
+        unsafe {
+            conn.set_addrs(raw);
+            (*raw).context = Arc::as_ptr(&conn).cast_mut().cast();
+            (*raw).event_handler = Some(on_event);
+        }
+        // The id is ours: a work item will destroy it, never this callback, which has its lock.
+        conn.set_callback_task(true);
+        self.taken.set(Some(pending.clone()));
+        // INVARIANT: What is taken is not destroyed by the callback's return, but by `teardown`.
+        let raw = RawId(self.id);
+        conn.set_id(Some(raw));
+        // INVARIANT: Callback and context were set above.
+        let state = reserved.fill(State {
+            raw,
+            conn,
+            device: sync::SetOnce::new(),
+            pending: sync::SetOnce::new(),
+            client: self.client.clone(),
+            object,
+        });
+        state.pending.populate(pending);
+        state.bind().inspect_err(|_| self.refused.set(true))?;
+        Ok(Id { state })
+    }
+}
