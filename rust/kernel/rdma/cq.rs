@@ -11,9 +11,24 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_cq`);
 //! C source: `drivers/infiniband/core/cq.c`
 
+mod array;
 mod handler_cell;
+mod waited;
 
+pub use array::{
+    Completion,
+    Completions,
+    WcArray, //
+};
 pub use handler_cell::HandlerCell;
+use waited::{
+    completed,
+    Waiting, //
+};
+pub use waited::{
+    Notify,
+    Wait, //
+};
 
 use crate::{
     atomic::{
@@ -22,17 +37,10 @@ use crate::{
         AtomicU32,
         Ordering, //
     },
-    cqe::{
-        self,
-        CqeHandler,
-        CqePointer, //
-    },
-    debug,
     deferred,
     device::Device,
     objects,
     prelude::internal::*,
-    removal,
     sync::{
         Empties,
         FreeCqes,
@@ -41,8 +49,7 @@ use crate::{
     trace,
     wc::{
         self,
-        Wc,
-        WcError, //
+        Wc, //
     }, //
 };
 use core::{
@@ -52,10 +59,8 @@ use core::{
 use kernel::{
     sync::{
         atomic,
-        rcu::synchronize_rcu,
-        CondVarTimeoutResult, //
+        rcu::synchronize_rcu, //
     },
-    time,
     workqueue, //
 };
 
@@ -795,68 +800,6 @@ pub(crate) fn reserve_or_none(cq: &Shared, entries: u32, refused: &mut Result) -
     })
 }
 
-/// The events that a wait is for.
-struct Events {
-    /// The number of calls of `comp_handler`.
-    completions: u32,
-    /// Set when the device is being removed.
-    gone: bool,
-}
-
-/// The waits for the completions of a CQ.
-#[pin_data]
-pub(crate) struct Waiting {
-    #[pin]
-    events: kernel::sync::SpinLockIrq<Events>,
-    #[pin]
-    changed: kernel::sync::CondVar,
-    place: removal::Place,
-}
-
-impl Waiting {
-    /// Never inlined, so that all modules give the lock one name, as lockdep wants it.
-    #[inline(never)]
-    fn new() -> Result<Arc<Self>> {
-        let init = pin_init!(Self {
-            events <- kernel::new_spinlock_irq!(Events {
-                completions: 0,
-                gone: false,
-            }),
-            changed <- kernel::new_condvar!(),
-            place: removal::Place::new(),
-        });
-        Arc::pin_init(init, GFP_KERNEL)
-    }
-}
-
-impl removal::OnRemoval for Waiting {
-    fn place(&self) -> &removal::Place {
-        &self.place
-    }
-
-    fn gone(self: Arc<Self>) {
-        self.events.lock().gone = true;
-        self.changed.notify_all();
-    }
-}
-
-/// `ib_cq.comp_handler` of a CQ that can be waited for.
-///
-/// # Safety
-///
-/// Called by the driver, in any context, with the [`Inner`] of a CQ that is not destroyed.
-unsafe extern "C" fn completed(_cq: *mut bindings::ib_cq, context: *mut c_void) {
-    // SAFETY: The context outlives its CQ.
-    let inner = unsafe { &*context.cast::<Inner>() };
-    let Some(waiting) = &inner.waiting else {
-        return;
-    };
-    let mut events = waiting.events.lock();
-    events.completions = events.completions.wrapping_add(1);
-    drop(events);
-    waiting.changed.notify_all();
-}
-
 /// `ib_cq.event_handler`.
 ///
 /// # Safety
@@ -1011,372 +954,6 @@ impl Inner {
             }
             Ok(n) => Ok(n),
             Err(_) => Err(Error::from_errno(n)),
-        }
-    }
-}
-
-/// The completions that a wait is for, as `enum ib_cq_notify_flags`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Notify {
-    /// The next one.
-    NextComp = bindings::ib_cq_notify_flags_IB_CQ_NEXT_COMP,
-    /// That of a receive whose sender has asked for it
-    /// ([`SendWr::solicited`](crate::wr::SendWr::solicited)), or of a request that has failed.
-    Solicited = bindings::ib_cq_notify_flags_IB_CQ_SOLICITED,
-}
-
-/// The end of a wait that did not fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// There may be completions: poll until there are none. Another thread may have taken them.
-    Ready,
-    /// No completion has come in time.
-    TimedOut,
-}
-
-impl Cq<Waited> {
-    /// Waits until there are completions (`ib_req_notify_cq`, then the event), at most for
-    /// `timeout_ms` milliseconds; with 0 it never sleeps.
-    ///
-    /// Completions that have come before the wait end it, [solicited](Notify::Solicited) or
-    /// not. Any number of threads may wait, and all are woken; while one polls, or runs handlers,
-    /// others wait for that. Fails, in this order and after completions that have come, with
-    /// `EOVERFLOW` if the CQ has lost completions; `ENODEV` from when the device is being removed;
-    /// `ERESTARTSYS` on a signal; or the driver's error.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::{Sleepable, Waited}, cq::{Cq, Notify, Wait}};
-    /// /// Runs the handlers of all completions, until none comes for five seconds.
-    /// fn serve(cq: &Cq<Waited>, cx: &Sleepable) -> Result {
-    ///     while cq.wait(Notify::NextComp, 5_000, cx)? == Wait::Ready {
-    ///         while cq.process(64) == 64 {}
-    ///     }
-    ///     Ok(())
-    /// }
-    /// ```
-    pub fn wait(&self, notify: Notify, timeout_ms: u32, _cx: &Sleepable) -> Result<Wait> {
-        let waiting = self.inner.waiting.as_ref().ok_or(EINVAL)?;
-        let left = time::msecs_to_jiffies(timeout_ms);
-        let Some(mut left) = self.wait_for_poll_lock(waiting, left)? else {
-            return Ok(Wait::TimedOut);
-        };
-        // Before arming: an event that another thread has armed for counts too.
-        let seen = waiting.events.lock().completions;
-        let flags = notify as u32 | bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS;
-        let cq = self.inner.raw.as_ptr();
-        // SAFETY: The CQ is valid while `self` lives. Clients are only told of devices that have
-        // all verbs (`kverbs_provider`), so the operation exists.
-        let missed = unsafe { ((*(*cq).device).ops.req_notify_cq.unwrap_unchecked())(cq, flags) };
-        if missed < 0 {
-            return Err(Error::from_errno(missed));
-        }
-        if missed > 0 {
-            return Ok(Wait::Ready);
-        }
-        // Every completion from here on, and those that were not there to be missed, is an event.
-        let mut events = waiting.events.lock();
-        loop {
-            if events.completions != seen {
-                return Ok(Wait::Ready);
-            }
-            if self.inner.has_failed() {
-                return Err(EOVERFLOW);
-            }
-            if events.gone {
-                return Err(ENODEV);
-            }
-            if left == 0 {
-                return Ok(Wait::TimedOut);
-            }
-            left = match waiting
-                .changed
-                .wait_interruptible_timeout(&mut events, left)
-            {
-                CondVarTimeoutResult::Woken { jiffies } => jiffies,
-                CondVarTimeoutResult::Timeout => 0,
-                CondVarTimeoutResult::Signal { .. } if events.completions == seen => {
-                    return Err(ERESTARTSYS);
-                }
-                CondVarTimeoutResult::Signal { jiffies } => jiffies,
-            };
-        }
-    }
-
-    /// Takes the next completion of the array, which is filled again when it is empty, and waits
-    /// for one at most `timeout_ms` milliseconds; `None` if there is none by then. If other threads
-    /// take completions, the wait may begin anew.
-    ///
-    /// Fails as [`Cq::poll`] and [`Cq::wait`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::{Sleepable, Waited}, cq::{WcArray, Cq}};
-    /// /// Runs the handlers of all completions, until none comes for a second.
-    /// fn serve(cq: &Cq<Waited>, cx: &Sleepable) -> Result {
-    ///     let mut array = WcArray::<8>::new();
-    ///     while let Some(completion) = cq.next(&mut array, 1_000, cx)? {
-    ///         completion.dispatch();
-    ///     }
-    ///     Ok(())
-    /// }
-    /// ```
-    pub fn next<'a, const N: usize>(
-        &self,
-        array: &'a mut WcArray<N>,
-        timeout_ms: u32,
-        cx: &Sleepable,
-    ) -> Result<Option<Completion<'a>>> {
-        while array.is_empty() && self.poll(array)? == 0 {
-            if self.wait(Notify::NextComp, timeout_ms, cx)? == Wait::TimedOut {
-                return Ok(None);
-            }
-        }
-        Ok(array.completions().next())
-    }
-
-    /// Waits until no other thread polls, as the CQ looks empty until then. Returns the rest of the
-    /// time, or `None` if it was not long enough.
-    fn wait_for_poll_lock(
-        &self,
-        waiting: &Waiting,
-        mut left: time::Jiffies,
-    ) -> Result<Option<time::Jiffies>> {
-        let mut events = waiting.events.lock();
-        while self.inner.poll_lock.holder() != 0 && !events.gone {
-            if left == 0 {
-                return Ok(None);
-            }
-            // The poll lock wakes no one when it is released.
-            match waiting.changed.wait_interruptible_timeout(&mut events, 1) {
-                CondVarTimeoutResult::Signal { .. } => return Err(ERESTARTSYS),
-                _ => left = left.saturating_sub(1),
-            }
-        }
-        Ok(Some(left))
-    }
-}
-
-/// An array of `N` completions, at most 64, which [`Cq::poll`] fills. Those that are left in it
-/// when it is dropped, or filled again, are dispatched.
-///
-/// # Invariants
-///
-/// The entries `next..len` are completions that a CQ gave, which may have been destroyed since, and
-/// whose owners were not taken back.
-pub struct WcArray<const N: usize> {
-    wcs: [MaybeUninit<bindings::ib_wc>; N],
-    next: usize,
-    len: usize,
-}
-
-// SAFETY: Owners of requests are `Send`, and their handlers, which need no context, may run in any
-// thread.
-unsafe impl<const N: usize> Send for WcArray<N> {}
-
-impl<const N: usize> WcArray<N> {
-    /// Returns an empty array. One of another length than 1 to 64 does not compile: it is made on
-    /// the stack, where each entry takes 64 bytes.
-    #[inline]
-    pub const fn new() -> Self {
-        const {
-            assert!(
-                N > 0 && N <= 64,
-                "an array has 1 to 64 entries, on the stack"
-            )
-        };
-        // INVARIANT: There are no entries.
-        Self {
-            wcs: [const { MaybeUninit::uninit() }; N],
-            next: 0,
-            len: 0,
-        }
-    }
-
-    /// Returns the number of completions that were not taken.
-    #[inline]
-    pub fn len(&self) -> usize {
-        self.len - self.next
-    }
-
-    /// Returns whether all completions were taken.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.next == self.len
-    }
-
-    /// Returns an iterator that takes the completions. Those that it did not come to stay.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::*, cq::{WcArray, Cq}};
-    /// /// Counts the requests that have failed.
-    /// fn failures(cq: &Cq<Direct>) -> Result<usize> {
-    ///     let (mut array, mut failures) = (WcArray::<16>::new(), 0);
-    ///     cq.poll(&mut array)?;
-    ///     while !array.is_empty() {
-    ///         failures += array.len();
-    ///         failures -= array.completions().filter(|c| c.result().is_ok()).count();
-    ///         cq.poll(&mut array)?;
-    ///     }
-    ///     Ok(failures)
-    /// }
-    /// ```
-    #[inline]
-    pub fn completions(&mut self) -> Completions<'_> {
-        let wcs = self.wcs.get(self.next..self.len).unwrap_or(&[]);
-        // INVARIANT: The entries leave the range; those that are left come back when this is
-        // dropped.
-        self.next = self.len;
-        // INVARIANT: These are the last entries. By the type invariant a CQ gave them, and their
-        // owners were not taken back; they have just left the range.
-        Completions {
-            wcs: wcs.iter(),
-            next: &mut self.next,
-        }
-    }
-
-    /// Dispatches the completions that are left.
-    #[inline]
-    fn dispatch(&mut self) {
-        if !self.is_empty() {
-            self.dispatch_rest();
-        }
-    }
-
-    fn dispatch_rest(&mut self) {
-        self.completions().for_each(Completion::dispatch);
-    }
-}
-
-impl<const N: usize> Default for WcArray<N> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<const N: usize> Drop for WcArray<N> {
-    #[inline]
-    fn drop(&mut self) {
-        self.dispatch();
-    }
-}
-
-/// The completions of a [`WcArray`], in order.
-///
-/// # Invariants
-///
-/// `wcs` are the last entries of the array: completions that a CQ gave, and whose owners were not
-/// taken back. `next` is that of the array, and its length.
-pub struct Completions<'a> {
-    wcs: core::slice::Iter<'a, MaybeUninit<bindings::ib_wc>>,
-    next: &'a mut usize,
-}
-
-impl<'a> Iterator for Completions<'a> {
-    type Item = Completion<'a>;
-
-    #[inline]
-    fn next(&mut self) -> Option<Completion<'a>> {
-        let wc = self.wcs.next()?;
-        // SAFETY: By the type invariant a CQ gave it, and its owner was not taken back. It is no
-        // longer in `wcs`.
-        Some(unsafe { Completion::new(wc) })
-    }
-}
-
-impl Drop for Completions<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        // INVARIANT: What was not taken is in the array again.
-        *self.next = self.next.saturating_sub(self.wcs.len());
-    }
-}
-
-/// A completion that was polled, with the owner of its request.
-///
-/// The owner can be [taken](Completion::take) where its type is known; otherwise its handler is
-/// called by [`Completion::dispatch`], or when this is dropped. A request at the front of a chain
-/// completes only when it fails; it has no owner that could be taken.
-///
-/// # Invariants
-///
-/// `wc` is a completion that a CQ which callers poll gave, and whose owner was not taken back. The
-/// CQ may have been destroyed, if this comes from a [`WcArray`].
-pub struct Completion<'a> {
-    pub(crate) wc: &'a Wc,
-}
-
-impl<'a> Completion<'a> {
-    /// # Safety
-    ///
-    /// A CQ that callers poll gave `wc`, whose owner was not taken back and is not taken back
-    /// otherwise.
-    #[inline]
-    unsafe fn new(wc: &'a MaybeUninit<bindings::ib_wc>) -> Self {
-        // INVARIANT: A CQ gave it, and its owner is taken back here only, as the caller promises.
-        Self {
-            // SAFETY: A CQ gave it, as the caller promises, so it is initialised; `Wc` is
-            // transparent.
-            wc: unsafe { &*wc.as_ptr().cast::<Wc>() },
-        }
-    }
-
-    /// Returns the request's result, as [`Wc::result`].
-    #[inline]
-    pub fn result(&self) -> core::result::Result<wc::Success<'a>, WcError> {
-        self.wc.result()
-    }
-
-    /// Calls the handler of the request's owner, as a drop does.
-    #[inline]
-    pub fn dispatch(self) {
-        drop(self);
-    }
-
-    /// Takes the owner, if it is a `T` that was posted by its callback `ID`, for which no handler
-    /// is called; otherwise gives the completion back. If `T` is generic and of another crate, a
-    /// module may not recognise owners of another module. For an example see [`Cq::process_with`].
-    #[inline]
-    pub fn take<T: CqeHandler<ID>, const ID: u64>(
-        self,
-    ) -> core::result::Result<(T::Pointer, &'a Wc), Self> {
-        let cqe = self.wc.cqe();
-        // SAFETY: By the type invariant the owner was not taken back, so its callback is valid.
-        if cqe.is_null() || !unsafe { cqe::is_of::<T, ID>(cqe) } {
-            wc::unlikely();
-            return Err(self);
-        }
-        let this = ManuallyDrop::new(self);
-        debug::deactivate(cqe);
-        // SAFETY: The callback is that of `T`, so the address is from `into_cqe` of its pointer.
-        // `this` is not dropped, so the owner is taken back once.
-        Ok((unsafe { T::Pointer::from_cqe(cqe) }, this.wc))
-    }
-}
-
-impl Drop for Completion<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        let cqe = self.wc.cqe();
-        if cqe.is_null() {
-            wc::unlikely();
-            return;
-        }
-        // The CQ may have been destroyed, so it is not passed. The callbacks of this crate know
-        // that (`trace::completion`). C's on such a CQ are those of drains, of the core and of
-        // mlx4, mlx5 and hns, which look at the completion's `wr_cqe` alone.
-        //
-        // SAFETY: By the type invariant a CQ gave the completion, and its owner was not taken back,
-        // so the callback is valid; `self` is gone after this. Owners that need more than `Atomic`
-        // cannot be posted to a CQ that callers poll. The completion is only read.
-        unsafe {
-            let done = (*cqe).done.unwrap_unchecked();
-            done(ptr::null_mut(), ptr::from_ref(self.wc).cast_mut().cast());
         }
     }
 }
