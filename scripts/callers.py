@@ -25,8 +25,10 @@ SAMPLES = ["kv/kv", "mad_ping/mad_ping", "minimal/minimal", "perf/perf", "replog
 
 
 def public():
-    """Returns {(type, name)} of the methods of public types, and of {(module, name)} of functions."""
-    types, methods = set(), set()
+    """Returns {(type, name)} of the methods of public types, and of {(module, name)} of functions.
+
+    A method of an alias is one of the type that it stands for, as in MIR."""
+    types, aliases, methods = set(), {}, set()
     for path in CRATE.rglob("*.rs"):
         # What is in a folder's file is exported by the folder's module.
         module = path.stem if path.parent == CRATE else path.parent.name
@@ -34,6 +36,8 @@ def public():
         for line in path.read_text().splitlines():
             if match := re.match(r"\s*pub (?:struct|enum|union) (\w+)", line):
                 types.add(match[1])
+            if match := re.match(r"pub type (\w+)[^=]*(?:=[^=]+)?= (?:\w+::)*(\w+)<", line):
+                aliases[match[1]] = match[2]
             if re.match(r"(unsafe )?impl\b", line):
                 head = line.removeprefix("unsafe ").removeprefix("impl")
                 head = head[closing(head, 0) if head.startswith("<") else 0 :].strip()
@@ -45,6 +49,7 @@ def public():
                     methods.add((block, match[1]))
             hidden = "#[doc(hidden)]" in line or hidden and line.lstrip().startswith(("#[", "//"))
     modules = {path.stem for path in CRATE.rglob("*.rs")}
+    methods = {(aliases.get(of, of), name) for of, name in methods}
     return {(of, name) for of, name in methods if of in types | modules}
 
 
