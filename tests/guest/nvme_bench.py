@@ -161,7 +161,8 @@ def modes():
 
 
 def free():
-    """The bytes of memory that nothing uses, once caches are dropped."""
+    """The bytes of memory that nothing uses, once caches are dropped and work items have freed what they are to free."""
+    time.sleep(10)
     sh("sync")
     Path("/proc/sys/vm/drop_caches").write_text("3")
     Path("/proc/sys/vm/compact_memory").write_text("1")
@@ -192,7 +193,8 @@ def disconnect(number):
 
 
 def connected(pair, queues):
-    """What each of some connections takes by a pair of ends: bytes, and nanoseconds to connect and to disconnect."""
+    """What each of some connections takes by a pair of ends: bytes, and nanoseconds to connect and to disconnect; and of
+    the bytes, how many were not free again afterwards, or more than before."""
     host, target = pair.split(":")
     with nvme.ends(host, target):
         with nvme.Target() as served:
@@ -213,8 +215,10 @@ def connected(pair, queues):
             for number in numbers:
                 disconnect(number)
             disconnecting = busy() - begin
+            drift = before - free()
     nvme.none_left()
-    return {"bytes": taken / CONNECTIONS, "connect": connecting / CONNECTIONS, "disconnect": disconnecting / CONNECTIONS}
+    return {"bytes": taken / CONNECTIONS, "drift": drift / CONNECTIONS, "connect": connecting / CONNECTIONS,
+            "disconnect": disconnecting / CONNECTIONS}
 
 
 def connections(folder, phase):
