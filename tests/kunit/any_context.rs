@@ -56,6 +56,7 @@ use rdma::{
         Method,
         Peer, //
     },
+    mr::LentRegion,
     op::{
         Op,
         Pad, //
@@ -385,6 +386,22 @@ mod tests {
             check!(region.is_idle());
             region.write(7, b"as is")?;
             drop(Region::into_parts(region).map_err(|_| EBUSY)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn lent_region_gives_its_memory_back() -> Result {
+        let (softirqs, env) = (Softirqs::new()?, Env::new()?);
+        let mr = Mr::alloc(&env.pd, 2, &env.cx)?;
+        let memory = Buf::<Bidirectional>::alloc(&env.pd, 64, &env.cx)?;
+        let region = LentRegion::lend(mr, memory)?;
+        softirqs.call(move || {
+            let mut memory = LentRegion::take_memory(&region).ok_or(EINVAL)?;
+            check_eq!(memory.cpu().len(), 64);
+            check!(LentRegion::take_memory(&region).is_none());
+            let (_mr, left) = LentRegion::into_mr(region).map_err(|_| EBUSY)?;
+            check!(left.is_none());
             Ok(())
         })
     }

@@ -58,7 +58,7 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// - `inner.done` is the function `done::<T, ID>` or, since [`ignore`] or [`ignore_later`] was
+/// - `inner.done` is the function `done::<T, ID>` or, since `ignore()` or `ignore_later()` was
 ///   called, one that does nothing.
 /// - This is invariant in `T`, and so is each type that embeds one in its parameters: an owner of a
 ///   request, and a handle of such owners, never becomes one of a supertype, with another handler.

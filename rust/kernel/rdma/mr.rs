@@ -560,6 +560,16 @@ impl<D: dma::AnyDirection, M: Memory<D>> Region<D, M> {
 
 impl<D: dma::AnyDirection, M: Memory<D>> LentRegion<D, M> {
     /// As [`Region::map`], of memory that [`Region::take_memory`] gives back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{mr::LentRegion, prelude::*};
+    /// /// The region of a request, whose page the caller wants back with the reply.
+    /// fn region(mr: Mr, page: Buf<FromDevice>) -> Result<LentRegion<FromDevice>> {
+    ///     Ok(LentRegion::lend(mr, page)?)
+    /// }
+    /// ```
     pub fn lend(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
         // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned
         // here.

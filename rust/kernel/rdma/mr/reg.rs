@@ -143,6 +143,16 @@ impl<'a, S: State> RegWr<'a, S> {
 
     /// Lets peers change words of the region atomically (`IB_ACCESS_REMOTE_ATOMIC`, which needs
     /// `IB_ACCESS_LOCAL_WRITE`). They can neither read nor write it otherwise.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::prelude::*;
+    /// /// Peers take locks in the region, each a word, by compare and swap.
+    /// fn locks(region: &Region<Bidirectional>) -> RegWr<'_> {
+    ///     RegWr::remote_atomic(region)
+    /// }
+    /// ```
     #[inline]
     pub fn remote_atomic<D, M>(region: &'a Region<D, M, S>) -> Self
     where
@@ -579,7 +589,7 @@ unsafe fn take<T: CqeHandler<ID>, S: State, const ID: u64>(wc: &Wc) -> Option<T:
 impl<'a> Completion<'a> {
     /// As [`Completion::take`], of an owner that was posted with a local invalidation ([`InvWr`]):
     /// that completes to a callback in the MR. If it was successful, the region is idle. Gives the
-    /// completion back if it is another one, or that of a [`LentRegion`].
+    /// completion back if it is another one, or that of a [`LentRegion`](super::LentRegion).
     ///
     /// # Examples
     ///

@@ -203,11 +203,13 @@ struct Recv<T: RecvHandler> {
 unsafe impl<T: RecvHandler> Sync for Recv<T> {}
 
 impl<T: RecvHandler> cqe::HasCqe for Recv<T> {
-    // SAFETY: Both are of the field `cqe`, which is a cell, and so where its content is.
-    const FIELD: cqe::Field<Self, 0> = unsafe {
-        cqe::Field::new(cqe::offset_of!(Self, cqe), |this: *mut Self| {
-            (&raw mut (*this).cqe).cast()
-        })
+    const FIELD: cqe::Field<Self, 0> = {
+        // SAFETY: Both are of the field `cqe`, which is a cell, and so where its content is.
+        unsafe {
+            cqe::Field::new(cqe::offset_of!(Self, cqe), |this: *mut Self| {
+                (&raw mut (*this).cqe).cast()
+            })
+        }
     };
 }
 

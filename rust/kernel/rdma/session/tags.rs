@@ -303,7 +303,7 @@ impl<X: Exchange> Iterator for Home<X> {
         let index = usize::from(self.next?);
         // SAFETY: By the type invariant the send is out, so the table is valid. Only indices of its
         // slots are in a list.
-        let slot = SlotRef(unsafe { (&(*self.table.as_ptr()).slots).get_unchecked(index) }.into());
+        let slot = SlotRef(unsafe { self.table.as_ref().slots.get_unchecked(index) }.into());
         // INVARIANT: The next one is out, too. This one may end, and begin again, from now on.
         self.next = slot.link.next();
         Some(slot)
@@ -591,6 +591,29 @@ impl<X: Exchange> Tag<X> {
     /// [`Exchange::IN_TURN`] is set.
     ///
     /// [`Region::take_memory`]: mr::Region::take_memory
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{prelude::*, qp::Chain, session::tags::{Exchange, Tag}};
+    /// struct Put;
+    ///
+    /// impl Exchange for Put {
+    ///     type Request = Buf<ToDevice>;
+    ///     type Reply = ();
+    ///     type Connection = ();
+    ///     type Needs = context::Atomic;
+    ///
+    ///     const IN_TURN: bool = true;
+    /// }
+    ///
+    /// fn put(tag: Tag<Put>, qp: &Qp<Softirq>) -> Result {
+    ///     let posted = tag.post_in_turn(qp, 16, |request, chain: &mut Chain<'_, 1>| {
+    ///         chain.push(SendWr::send([request.whole()]))
+    ///     });
+    ///     posted.map_err(Error::from)
+    /// }
+    /// ```
     #[inline]
     pub fn post_in_turn<C, const LINKS: usize, const SGES: usize>(
         self,
@@ -821,7 +844,7 @@ impl<X: Exchange> Tags<X> {
         C: Provides<X::Needs>,
     {
         // First, so that there is little to drop where a step fails.
-        let header = Header::new(&qp.any, count, generation_bits)?;
+        let header = Header::init(&qp.any, count, generation_bits)?;
         let table = KBox::<Table<X>>::new_uninit(GFP_KERNEL)?;
         let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for index in 0..count {

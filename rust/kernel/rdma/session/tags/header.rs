@@ -106,7 +106,7 @@ struct Locked {
 
 impl Header {
     /// Makes that of `count` free tags of a QP. Fails as [`Tags::new`](super::Tags::new).
-    pub(super) fn new(any: &AnyQp, count: u32, generation_bits: u32) -> Result<HeaderInit> {
+    pub(super) fn init(any: &AnyQp, count: u32, generation_bits: u32) -> Result<HeaderInit> {
         let poller = any.only_poller().ok_or(EINVAL)?;
         if !(1..=1 << 16).contains(&count) || generation_bits > 16 {
             return Err(EINVAL);
