@@ -21,6 +21,10 @@ use kernel::{
     sync::{
         Mutex,
         SpinLockIrq, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
     }, //
 };
 use rdma::prelude::*;
@@ -168,19 +172,29 @@ impl Instance {
         Ok(())
     }
 
-    /// Makes another listener on the same address, if the server was not stopped.
+    /// Makes another listener on the same address, which the device may have later than the
+    /// interface: this waits five seconds for that.
     fn listen_again(self: &Arc<Self>, cx: &Sleepable) {
+        let mut tries = 0..100;
+        while let Err(e) = self.replace_listener(cx) {
+            if tries.next().is_none() {
+                return self.no_listener(e);
+            }
+            fsleep(Delta::from_millis(50));
+        }
+    }
+
+    /// Makes another listener on the same address, if the server was not stopped.
+    fn replace_listener(self: &Arc<Self>, cx: &Sleepable) -> Result {
         let mut listener = self.listener.lock();
         if self.report().state != State::Listening {
-            return;
+            return Ok(());
         }
-        let old = listener.take().map_or(Ok(()), |l| l.destroy(cx));
+        listener.take().map_or(Ok(()), |old| old.destroy(cx))?;
         let addr = self.config().addr;
-        let new = || cm::Listener::new(&self.client, addr, BACKLOG, self.clone(), cx);
-        match old.and_then(|()| new()) {
-            Ok(new) => *listener = Some(new),
-            Err(e) => self.no_listener(e),
-        }
+        let new = cm::Listener::new(&self.client, addr, BACKLOG, self.clone(), cx)?;
+        *listener = Some(new);
+        Ok(())
     }
 
     /// The server has no listener.

@@ -93,7 +93,7 @@ if STOCK:
             sh("ip", "link", "set", "bond1", "type", "bond", "active_slave", "bond_b")
             end = time.monotonic() + SECONDS / 4
             while listener(port) in (first, None):
-                assert time.monotonic() < end, f"the listener is still {first}"
+                assert time.monotonic() < end, f"the listener is {listener(port)}, as {first}: {server.read('reason')}"
                 time.sleep(0.05)
             serve_one(server, port, addr=addr)
 
