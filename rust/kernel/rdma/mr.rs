@@ -478,11 +478,11 @@ impl<M> From<MapError<M>> for Error {
 ///
 /// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it has the
 /// state `S`. Both exist until this is dropped, but for the memory if the state says that it was
-/// taken out. This is covariant in `M`, as it is the only
-/// handle of the memory, and gives it back by value. States have no supertypes.
+/// taken out. This is covariant in `M`, as it is the only handle of the memory, and gives it away
+/// by value, once. States have no supertypes.
 pub struct Region<D: dma::AnyDirection, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     mr: ManuallyDrop<Mr>,
-    memory: ManuallyDrop<M>,
+    memory: MaybeUninit<M>,
     iova: u64,
     // If the state is exclusive, this is not `Sync`.
     _types: PhantomData<(D, S)>,
@@ -551,7 +551,7 @@ impl<D: dma::AnyDirection, M: Memory<D>> Region<D, M> {
     pub fn into_shared(self) -> SharedRegion<D, M> {
         let iova = self.iova;
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither used again nor dropped.
+        // SAFETY: `this` is not lent, so it has its memory. It is neither used again nor dropped.
         let (mr, memory) = unsafe { this.take() };
         // SAFETY: The MR maps the memory at `iova`, and is owned here, so its state may change.
         unsafe { Region::from_parts(mr, memory, iova) }
@@ -616,7 +616,7 @@ impl<D: dma::AnyDirection, M: Memory<D>> LentRegion<D, M> {
         // SAFETY: By the type invariant the memory is there, as the region was idle. By the state
         // it is not used from here on: there is no reference to it outside of methods, and this is
         // not `Sync`, so no other one runs.
-        Some(unsafe { ptr::read(&*self.memory) })
+        Some(unsafe { self.memory.assume_init_read() })
     }
 
     /// Gives the MR back, and the memory if that was not taken out; or the region if it may be
@@ -640,7 +640,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
         // INVARIANT: As the caller promises.
         Self {
             mr: ManuallyDrop::new(mr),
-            memory: ManuallyDrop::new(memory),
+            memory: MaybeUninit::new(memory),
             iova,
             _types: PhantomData,
         }
@@ -657,7 +657,8 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     fn memory(&self) -> Option<&M> {
         match S::LENT && self.state().is_taken() {
             true => None,
-            false => Some(&self.memory),
+            // SAFETY: By the type invariant the memory is there unless it was taken out.
+            false => Some(unsafe { self.memory.assume_init_ref() }),
         }
     }
 
@@ -666,7 +667,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
         if !self.is_idle() {
             return Err(self);
         }
-        // SAFETY: The region is neither used again nor dropped.
+        // SAFETY: The region is idle, so it has its memory, and is neither used again nor dropped.
         Ok(unsafe { ManuallyDrop::new(self).take() })
     }
 
@@ -674,13 +675,13 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     ///
     /// # Safety
     ///
-    /// The region is neither used again nor dropped.
+    /// The memory was not taken out. The region is neither used again nor dropped.
     unsafe fn take(&mut self) -> (Mr, M) {
         // SAFETY: By the type invariant both are valid. The caller does not use them again.
         unsafe {
             (
                 ManuallyDrop::take(&mut self.mr),
-                ManuallyDrop::take(&mut self.memory),
+                self.memory.assume_init_read(),
             )
         }
     }
@@ -697,9 +698,10 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
         if !self.is_idle() {
             return Err(EBUSY);
         }
+        let memory = self.memory().ok_or(EINVAL)?;
         // SAFETY: The MR is idle, and the region is borrowed exclusively, so neither is used
         // otherwise. The range was checked.
-        let mapped = unsafe { self.mr.map(self.memory.get(), Some(range)) };
+        let mapped = unsafe { self.mr.map(memory.get(), Some(range)) };
         // INVARIANT: The MR maps the range, or is claimed.
         match mapped {
             Ok(iova) => self.iova = iova,
@@ -778,7 +780,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Drop for Region<D, M, S> {
             return drop(unsafe { ManuallyDrop::take(&mut self.mr) });
         }
         let idle = self.is_idle();
-        // SAFETY: The region is being dropped, and is not used after this.
+        // SAFETY: The memory is there, and the region is being dropped, and not used after this.
         let (mr, memory) = unsafe { self.take() };
         mr.release(memory.keep(cqe::Sealed(())), idle);
     }
