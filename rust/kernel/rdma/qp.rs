@@ -647,13 +647,14 @@ impl Inner {
     /// Allocates what the QP waits for the pollers of its CQs with, so that it needs no memory when
     /// its device has failed.
     fn reserve_flushes(&self) -> Result {
+        // A thread that finds them being set waits until they are.
+        let _locked = self.context.state.lock();
         if self.context.flushes.as_ref().is_none() {
             let send = cq::Flush::new(&self.send.cq)?;
             let recv = match self.send.cq == self.recv.cq {
                 true => send.clone(),
                 false => cq::Flush::new(&self.recv.cq)?,
             };
-            // Another thread may have done it.
             self.context.flushes.populate([send, recv]);
         }
         Ok(())

@@ -122,7 +122,9 @@ impl Inner {
             true => wait.wait(markers),
             false => Ok(()),
         };
-        let end = end.and_then(|()| self.flush(&wait, markers, is_last, !drain_list.is_empty()));
+        let has_unsignaled = || self.context.kept.iter().any(|kept| kept.has_unsignaled());
+        let keeps = !drain_list.is_empty() || has_unsignaled();
+        let end = end.and_then(|()| self.flush(&wait, markers, is_last, keeps));
         let end = match end {
             Err(e) if is_last && wait.is_lost(e) => match self.forget_requests(&wait, markers) {
                 Ok(()) => {
@@ -649,7 +651,8 @@ impl Inner {
         let wait = Wait::new(self, Drain::Posted, &waited, cx);
         // No driver is waited for.
         wait.helped.set(true);
-        let (cq, kept) = (&self.recv.cq, &self.context.kept);
+        // One look: what is added later is not ignored, and so not released.
+        let (cq, kept) = (&self.recv.cq, self.context.kept.iter());
         // Where callers poll, no handler runs while the lock is held, but of what is in arrays.
         let guard = match cq.is_caller_polled() {
             true => Some(wait.until(|| cq.try_lock())?),
@@ -658,11 +661,11 @@ impl Inner {
         if !cq.has_only_poller() {
             return Err(EOPNOTSUPP);
         }
-        kept.iter().for_each(|kept| kept.ignore());
+        kept.clone().for_each(|kept| kept.ignore());
         drop(guard);
         wait.returned()?;
         // All of them, also behind one that is not released.
-        match kept.iter().filter(|kept| !kept.release()).count() {
+        match kept.filter(|kept| !kept.release()).count() {
             0 => Ok(()),
             _ => Err(EBUSY),
         }

@@ -6,8 +6,8 @@
 use crate::prelude::internal::*;
 use kernel::sync::SpinLockIrq;
 
-/// An owner that a QP keeps.
-pub(crate) trait Kept: Send {
+/// An owner that a QP keeps. Threads that drain the QP or release its receives share it.
+pub(crate) trait Kept: Send + Sync {
     /// The QP is about to be drained for the last time.
     fn closing(&self) {}
 
@@ -29,6 +29,11 @@ pub(crate) trait Kept: Send {
         true
     }
 
+    /// Returns whether a send is out that only the completion of a later one gives back.
+    fn has_unsignaled(&self) -> bool {
+        false
+    }
+
     /// Returns whether a request is out, after the last drain.
     fn is_out(&self) -> bool {
         false
@@ -43,6 +48,9 @@ pub(crate) trait Kept: Send {
 struct Left<T> {
     _owner: T,
 }
+
+// SAFETY: A shared one gives access to nothing.
+unsafe impl<T: Send> Sync for Left<T> {}
 
 impl<T: Send> Kept for Left<T> {}
 
@@ -150,7 +158,7 @@ impl Tables {
     }
 
     /// Returns the owners that there are now.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &dyn Kept> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &dyn Kept> + Clone {
         let first = self.list.head.lock().as_deref().map(NonNull::from);
         // SAFETY: By the type invariant the node stays in the list, which is borrowed, and a node
         // does not change once it is there.

@@ -283,6 +283,8 @@ struct Table<T: RecvHandler> {
 
 // SAFETY: It gives buffers, and references that are `Send`.
 unsafe impl<T: RecvHandler> Send for Table<T> {}
+// SAFETY: Threads share atomics. `Recv::end` gives the references of a receive to one of them.
+unsafe impl<T: RecvHandler> Sync for Table<T> {}
 
 impl<T: RecvHandler> Table<T> {
     fn recvs_out(&self) -> impl Iterator<Item = NonNull<Recv<T>>> + '_ {
