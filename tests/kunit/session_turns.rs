@@ -476,6 +476,31 @@ mod tests {
         Ok(())
     }
 
+    /// The QP's end looks at another table first, of which a send is out, too. Each ends once.
+    #[test]
+    fn lost_completion_of_another_table() -> Result {
+        let ends = Ends::<Softirq>::new()?;
+        let (env, log) = (&ends.null.env, &ends.log);
+        let other = Tags::<Io>::new(
+            &ends.qp.0,
+            log.clone(),
+            1,
+            BITS,
+            |_| make(env, log),
+            &env.cx,
+        )?;
+        ends.inject(Injection::Hold { count: 1 })?;
+        let id = ends.post(COUNT)?;
+        recv(&ends.peer, env.message(&ends.inbox, &[0; LEN])?)?;
+        other.take()?.post(&ends.qp.0, send)?;
+        check!(ends.reply(id)?);
+        drop(other);
+        let log = ends.end()?;
+        wait(|| log.gone.get() == COUNT as i32 + 1)?;
+        check_eq!(log.ends.lock().len(), 2);
+        Ok(())
+    }
+
     /// The completion is in an array, and all sends before it are strays with it.
     #[test]
     fn completion_in_an_array_brings_home_strays() -> Result {

@@ -338,6 +338,12 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
         // INVARIANT: The invalidation, to which the list was given, has completed.
         let home = X::IN_TURN.then(|| slot.home(&slot.inv_link));
         if !slot.table().header.poller.is_at(wc) {
+            if wc.result().is_ok() {
+                // Handlers may run, so it is not known whether the registration came before.
+                //
+                // SAFETY: As below. Nothing else uses the region: its reply is being handled.
+                unsafe { mr::undo_invalidated(wc) };
+            }
             slot.stray(Half::Reply);
             return SlotRef::stray_all(home);
         }
@@ -991,9 +997,11 @@ impl<X: Exchange> Tags<X> {
             table.settle();
             qp.drain(cx)?;
             table.drained();
+            // One that strays between this and the sweep is left for the next turn.
+            let is_any_out = table.slots.iter().any(|slot| slot.state.is_out());
             // The QP was drained after the table was closed.
             table.sweep(State::sweep);
-            if !table.slots.iter().any(|slot| slot.state.is_out()) {
+            if !is_any_out {
                 break;
             }
         }
@@ -1021,7 +1029,13 @@ impl<X: Exchange> qp::Kept for Keeper<X> {
         self.0.slots.iter().any(|slot| slot.state.is_out())
     }
 
+    fn has_unsignaled(&self) -> bool {
+        X::IN_TURN && !self.0.turns.lock().is_empty()
+    }
+
     fn ended(&self) {
+        // `is_out` was not called if a request of another owner was found before.
+        self.0.drained();
         for slot in self.0.slots.iter().filter(|slot| slot.state.is_out()) {
             debug::deactivate((&raw const slot.cqe).cast_mut().cast());
             debug::deactivate((&raw const slot.inv_cqe).cast_mut().cast());

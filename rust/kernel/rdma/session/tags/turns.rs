@@ -82,6 +82,11 @@ impl Turns {
         self.count.saturating_add(1) >= interval
     }
 
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Gives the list to the signaled request that is posted next, which begins it with `link`, as
     /// its completion may come before the post returns. Returns the length.
     #[inline]
