@@ -269,6 +269,13 @@ fn make(
         }
     };
     let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
+    if kind == Kind::Allocated {
+        // Drivers do not write the flags of a completion that has failed, which are looked at.
+        //
+        // SAFETY: The CQ was just made, with an array of so many entries that the core polls into.
+        // No QP completes to it yet.
+        unsafe { ptr::write_bytes((*raw.as_ptr()).wc, 0, wc::POLL_BATCH) };
+    }
     // SAFETY: The CQ was just made or taken; its size and its number do not change.
     let (cqe, num) = unsafe { (raw.as_ref().cqe, raw.as_ref().res.id) };
     let entries = match kind {
