@@ -180,13 +180,15 @@ impl<C: Polled> RecvHandler for Conn<C> {
     fn refused(self: ArcBorrow<'_, Self>, _error: Error) {}
 }
 
-/// A connection that loses a receive, from `begin` to `end`.
-fn receives_end<C: Polled>(
+/// A connection with `begin`, whose receives are posted under an injection, until it `ends`.
+fn with_receives<C: Polled>(
     begin: impl FnOnce(&Arc<Conn<C>>, &Sleepable) -> Result,
-    end: impl FnOnce(&Qp<C>, &Sleepable) -> Result,
+    injection: Injection,
+    ends: impl FnOnce(Arc<Conn<C>>, &NullEnv, &Counter) -> Result,
 ) -> Result {
     let null = Null::<C>::new()?;
     let Null { a, b, cq, env, dev } = null;
+    let null = NullEnv { env, dev };
     let (failed, gone) = (Counter::new()?, Counter::new()?);
     let conn = Conn {
         qp: Arc::new(a, GFP_KERNEL)?,
@@ -195,20 +197,30 @@ fn receives_end<C: Polled>(
         _context: PhantomData,
     };
     let conn = Arc::new(conn, GFP_KERNEL)?;
-    begin(&conn, &env.cx)?;
-    dev.inject_qp(conn.qp.num(), HOLD_ONE)?;
+    begin(&conn, &null.env.cx)?;
+    null.dev.inject_qp(conn.qp.num(), injection)?;
     RecvRing {
-        pd: &env.pd,
+        pd: &null.env.pd,
         count: COUNT,
         len: 16,
     }
-    .post(&conn, &env.cx)?;
-    end(&conn.qp, &env.cx)?;
-    check_eq!(failed.get(), COUNT as i32 - 1);
-    drop(conn);
-    wait(|| gone.get() == 1)?;
+    .post(&conn, &null.env.cx)?;
+    ends(conn, &null, &gone)?;
     drop((b, cq));
-    is_removed(NullEnv { env, dev })
+    is_removed(null)
+}
+
+/// A connection that loses a receive, from `begin` to `end`.
+fn receives_end<C: Polled>(
+    begin: impl FnOnce(&Arc<Conn<C>>, &Sleepable) -> Result,
+    end: impl FnOnce(&Qp<C>, &Sleepable) -> Result,
+) -> Result {
+    with_receives(begin, HOLD_ONE, |conn, null, gone| {
+        end(&conn.qp, &null.env.cx)?;
+        check_eq!(conn.failed.get(), COUNT as i32 - 1);
+        drop(conn);
+        wait(|| gone.get() == 1)
+    })
 }
 
 /// A connection whose device completes nothing, and whose receives keep it, from `begin` to `end`.
@@ -216,33 +228,16 @@ fn receives_are_released<C: Polled>(
     begin: impl FnOnce(&Arc<Conn<C>>, &Sleepable) -> Result,
     end: impl FnOnce(&Qp<C>, &Env) -> Result,
 ) -> Result {
-    let null = Null::<C>::new()?;
-    let Null { a, b, cq, env, dev } = null;
-    let (failed, gone) = (Counter::new()?, Counter::new()?);
-    let conn = Conn {
-        qp: Arc::new(a, GFP_KERNEL)?,
-        failed: failed.clone(),
-        _gone: CountDrop(gone.clone()),
-        _context: PhantomData,
-    };
-    let conn = Arc::new(conn, GFP_KERNEL)?;
-    begin(&conn, &env.cx)?;
-    dev.inject_qp(conn.qp.num(), HOLD_ALL)?;
-    RecvRing {
-        pd: &env.pd,
-        count: COUNT,
-        len: 16,
-    }
-    .post(&conn, &env.cx)?;
-    expect(1, OVERRUN);
-    dev.inject(CQ_FAILS)?;
-    check_err!(conn.qp.drain(&env.cx), EOVERFLOW);
-    end(&conn.qp, &env)?;
-    check_eq!((failed.get(), gone.get()), (0, 0));
-    drop(conn);
-    check_eq!(gone.get(), 1);
-    drop((b, cq));
-    is_removed(NullEnv { env, dev })
+    with_receives(begin, HOLD_ALL, |conn, null, gone| {
+        expect(1, OVERRUN);
+        null.dev.inject(CQ_FAILS)?;
+        check_err!(conn.qp.drain(&null.env.cx), EOVERFLOW);
+        end(&conn.qp, &null.env)?;
+        check_eq!((conn.failed.get(), gone.get()), (0, 0));
+        drop(conn);
+        check_eq!(gone.get(), 1);
+        Ok(())
+    })
 }
 
 /// Pages on their way.
