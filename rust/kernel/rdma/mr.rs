@@ -538,13 +538,7 @@ impl<D: dma::AnyDirection, M: Memory<D>> Region<D, M> {
     /// }
     /// ```
     pub fn map(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
-        // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned
-        // here.
-        match unsafe { mr.map(memory.get(), None) } {
-            // SAFETY: The memory was just mapped. The MR, which is owned here, is idle.
-            Ok(iova) => Ok(unsafe { Self::from_parts(mr, memory, iova) }),
-            Err(error) => Err(MapError { mr, memory, error }),
-        }
+        Self::mapped(mr, memory)
     }
 
     /// Makes it a region that threads can share.
@@ -571,13 +565,7 @@ impl<D: dma::AnyDirection, M: Memory<D>> LentRegion<D, M> {
     /// }
     /// ```
     pub fn lend(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
-        // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned
-        // here.
-        match unsafe { mr.map(memory.get(), None) } {
-            // SAFETY: The memory was just mapped. The MR, which is owned here, is idle.
-            Ok(iova) => Ok(unsafe { Self::from_parts(mr, memory, iova) }),
-            Err(error) => Err(MapError { mr, memory, error }),
-        }
+        Self::mapped(mr, memory)
     }
 
     /// Takes the memory out, if the region is idle and still has it. The region, which may be the
@@ -633,6 +621,17 @@ impl<D: dma::AnyDirection, M: Memory<D>> LentRegion<D, M> {
 }
 
 impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
+    fn mapped(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
+        // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned
+        // here.
+        match unsafe { mr.map(memory.get(), None) } {
+            // SAFETY: The memory was just mapped. The MR, which is owned here, is idle,
+            // and may have each state.
+            Ok(iova) => Ok(unsafe { Self::from_parts(mr, memory, iova) }),
+            Err(error) => Err(MapError { mr, memory, error }),
+        }
+    }
+
     /// # Safety
     ///
     /// `mr` may have the state `S`. It maps a range of `memory`, at `iova`, or is claimed for ever.

@@ -284,7 +284,7 @@ impl Registration {
     #[cold]
     pub(crate) unsafe fn abort(&self) {
         // SAFETY: The region is alive, as the caller promises. By the type invariant the generation
-        // is zero if the state is exclusive only.
+        // is zero only if the state is `Exclusive`, or `Lent`, which is transparent over it.
         unsafe {
             match self.generation {
                 0 => self.mr.as_ref().state::<Exclusive>().set_idle(),
