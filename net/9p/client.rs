@@ -219,7 +219,8 @@ struct Half {
 
 // SAFETY: References to requests may be dropped in any thread, and so may the count of a session.
 unsafe impl Send for Half {}
-// SAFETY: A shared one only reads what nothing writes, or is read and written at once.
+// SAFETY: A shared one only reads fields that nothing writes meanwhile, or that C writes without a
+// lock as well, by volatile loads.
 unsafe impl Sync for Half {}
 
 impl Half {

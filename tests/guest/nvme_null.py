@@ -86,7 +86,7 @@ def lost(ground):
     queue_lost(ground, TARGET, "64k")
 
 
-@case("a host's queue completes nothing any more", links=("null",), defects={("host", "c"): WAITS})
+@case("a host's queue stops completing", links=("null",), defects={("host", "c"): WAITS})
 def host_lost(ground):
     queue_lost(ground, HOST, "4k")
 

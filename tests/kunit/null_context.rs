@@ -242,8 +242,8 @@ fn release_in_handler() -> Result {
     qp.release_context(&null.env.cx)
 }
 
-/// Releases a context by `release` while a handler borrows it, which goes on when nobody finds it
-/// any more.
+/// Releases a context by `release` while a handler borrows it, which goes on when no other
+/// handler finds it.
 fn released_in_handler(release: fn(&Qp<Workqueue>, &Sleepable) -> Result) -> Result {
     let null = Null::<Workqueue>::new()?;
     let (cx, gone) = (&null.env.cx, Counter::new()?);

@@ -643,7 +643,7 @@ mod tests {
         check_eq!(region.len(), 0);
         check_err!(region.read(0, &mut [0]), EINVAL);
         check_err!(region.write(0, &[1]), EINVAL);
-        // Nor is it registered any more.
+        // Nor can it be registered again.
         let e = tag.post_in_turn(&ends.qp.0, 1, send).err();
         let mut e = e.ok_or(ENODATA)?;
         check_eq!(e.error(), EBUSY);

@@ -310,8 +310,8 @@ impl Exchange for Io {
         Self::end_request(reply);
     }
 
-    /// Ends the request (`nvme_rdma_end_request`), unless its reply has done so. No peer reaches
-    /// its pages any more. If it is not proved that its key is invalid, it is aborted when the MR
+    /// Ends the request (`nvme_rdma_end_request`), unless its reply has done so. No peer can
+    /// reach its pages. If it is not proved that its key is invalid, it is aborted when the MR
     /// is gone.
     fn ended(mut tag: Tag<Self>) {
         let is_event = tag.parts().1.is_event;

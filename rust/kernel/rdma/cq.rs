@@ -146,9 +146,10 @@ impl<C: PollContext> Cq<C> {
     }
 
     /// Frees the CQ and waits for that (`ib_free_cq`). The handle is gone in any case. Fails with
-    /// `EBUSY` if there is another one, or a QP uses the CQ: it is freed with the last of them;
-    /// with `EDEADLK` in a handler of the CQ: a work item frees it; with `EIO` if it could not be
-    /// destroyed: it is leaked, and was reported.
+    /// `EBUSY` if there is another one, a QP uses the CQ, or a work item waits for its handlers
+    /// since [`Qp::release_recvs`](crate::qp::Qp::release_recvs) has failed: it is freed with the
+    /// last of them; with `EDEADLK` in a handler of the CQ: a work item frees it; with `EIO` if it
+    /// could not be destroyed: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         destroy(self.inner, cx)
     }

@@ -408,7 +408,7 @@ impl<X: Exchange> Table<X> {
     ///
     /// # Safety
     ///
-    /// The caller holds the tag, which is of this table, and does not use it or the table any more.
+    /// The caller holds the tag, which is of this table, and no longer uses it or the table.
     #[cold]
     unsafe fn put_locked(this: NonNull<Self>, word: &Word, bit: usize) {
         // SAFETY: The caller holds the tag until this puts it.
@@ -430,7 +430,7 @@ impl<X: Exchange> Table<X> {
     /// # Safety
     ///
     /// `is_last` is from [`Header::put_tag`] or [`Header::put_handle`] of this table, which the
-    /// caller does not use any more.
+    /// caller no longer uses.
     unsafe fn free_if(this: NonNull<Self>, is_last: bool) {
         if is_last {
             // SAFETY: The table is from `KBox::leak`. There is no handle, and no tag is held or
@@ -585,9 +585,9 @@ impl<X: Exchange> Tag<X> {
     /// As [`Tag::post`], but only one send in `interval` is signaled, and all in which there is an
     /// RDMA READ. For the others [`Exchange::sent`] is called when a signaled one behind them, or
     /// an invalidation of [`Reply::post`], has completed, with that completion: if one of them has
-    /// failed, that has failed, too. A tag is out until then, so a table needs `interval` more tags
-    /// than there are requests at a time. The reply is handled when it comes, and
-    /// [`Region::take_memory`] gives back what the peer has used.
+    /// failed, that has failed, too. A tag is out until then, so a table needs at least `interval`
+    /// more tags than there are requests at a time, or [`Tags::take`] fails. The reply is handled
+    /// when it comes, and [`Region::take_memory`] gives back what the peer has used.
     ///
     /// Sends that nothing follows are out until [`Tags::reclaim`], or the end of the QP. If the
     /// completion of a signaled one is lost, they end as that.

@@ -212,7 +212,7 @@ impl Header {
     ///
     /// # Safety
     ///
-    /// The caller holds the tag, which is of this table, and does not use it any more.
+    /// The caller holds the tag, which is of this table, and no longer uses it.
     #[cold]
     pub(super) unsafe fn put_tag(this: NonNull<Self>, word: &Word, bit: usize) -> bool {
         let give_up = |header: &Self, locked: &mut Locked| {
@@ -229,7 +229,7 @@ impl Header {
     ///
     /// # Safety
     ///
-    /// The caller has a handle, which is counted, and does not use it any more.
+    /// The caller has a handle, which is counted, and no longer uses it.
     pub(super) unsafe fn put_handle(this: NonNull<Self>) -> bool {
         let give_up = |header: &Self, locked: &mut Locked| {
             locked.handles = locked.handles.saturating_sub(1);
