@@ -192,7 +192,8 @@ if STOCK and FLAVOUR != "arm64":
     @case("on-device: a report in the kernel's log fails it")
     def planted():
         def plant(_):
-            Path("/dev/kmsg").write_text("WARNING: CPU: 0 at planted_secret\n")
+            for line in "rdma-rs expects: planted_secret", "WARNING: CPU: 0 at planted_secret":
+                Path("/dev/kmsg").write_text(f"{line}\n")
 
         with link():
             status, told = interrupted(plant, ROW["rping"], "--only", "rping")
