@@ -256,16 +256,17 @@ impl<X: Exchange> SlotRef<X> {
     /// Returns the list that `link`, which is of this slot, begins.
     #[inline]
     fn home(self, link: &Link) -> Home<X> {
+        let next = if X::IN_TURN { link.next() } else { None };
         Home {
             table: self.table,
-            next: link.next(),
+            next,
         }
     }
 
     /// Notes that the sends of a list are back, where handlers may run at the same time.
     #[cold]
-    fn stray_all(home: Option<Home<X>>) {
-        for slot in home.into_iter().flatten() {
+    fn stray_all(home: Home<X>) {
+        for slot in home {
             slot.stray(Half::Send);
         }
     }
@@ -317,13 +318,13 @@ impl<X: Exchange> CqeHandler for Slot<X> {
     #[inline]
     fn done(slot: SlotRef<X>, wc: &Wc, cx: &X::Needs) {
         // INVARIANT: The request that the list was given to has completed.
-        let home = X::IN_TURN.then(|| slot.home(&slot.link));
+        let home = slot.home(&slot.link);
         if !slot.table().header.poller.is_at(wc) {
             slot.stray(Half::Send);
             return SlotRef::stray_all(home);
         }
         slot.sent(wc, cx);
-        for slot in home.into_iter().flatten() {
+        for slot in home {
             slot.sent(wc, cx);
         }
     }
@@ -336,7 +337,7 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
     #[inline]
     fn done(slot: SlotRef<X>, wc: &Wc, cx: &X::Needs) {
         // INVARIANT: The invalidation, to which the list was given, has completed.
-        let home = X::IN_TURN.then(|| slot.home(&slot.inv_link));
+        let home = slot.home(&slot.inv_link);
         if !slot.table().header.poller.is_at(wc) {
             if wc.result().is_ok() {
                 // Handlers may run, so it is not known whether the registration came before.
@@ -348,7 +349,7 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
             return SlotRef::stray_all(home);
         }
         // The send of this exchange may be one of them. It does not end, as its reply is handled.
-        for slot in home.into_iter().flatten() {
+        for slot in home {
             slot.sent(wc, cx);
         }
         if wc.result().is_err() {
@@ -453,7 +454,7 @@ impl<X: Exchange> Table<X> {
             let next = self.turns.lock().take();
             let table = self.into();
             // INVARIANT: The QP was drained. The list is taken from the table.
-            SlotRef::stray_all(Some(Home { table, next }));
+            SlotRef::stray_all(Home { table, next });
         }
     }
 
