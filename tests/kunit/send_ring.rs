@@ -440,6 +440,22 @@ mod tests {
         sends.reclaim(5..8)
     }
 
+    /// The driver refuses the marker, and its own drain returns at once: the device may still have
+    /// what no completion gives back.
+    #[test]
+    fn driver_s_own_drain_gives_nothing_back() -> Result {
+        let mut sends = Sends::<Softirq>::on(NullEnv::with_drain()?, OWNERS, INTERVAL)?;
+        sends.post_all(0..3)?;
+        sends
+            .null
+            .inject(Injection::Refuse { after: 0, errno: 5 })?;
+        let (qp, cx) = (&sends.null.a, &sends.null.env.cx);
+        let mut back = 0;
+        check_err!(sends.ring.reclaim(qp, cx, |_| back += 1), EIO);
+        check_eq!(back, 0);
+        sends.reclaim(0..3)
+    }
+
     /// On iWARP, a READ that may be in the queue although the driver has refused it, without saying
     /// so: the next completion comes after it.
     #[test]

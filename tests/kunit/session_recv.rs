@@ -178,8 +178,8 @@ struct Ends<C: Polled> {
 
 impl<C: Polled> Ends<C> {
     /// Posts nothing yet.
-    fn bare() -> Result<Self> {
-        let Null { a, b, cq, env, dev } = Null::<C>::new()?;
+    fn bare(null: NullEnv) -> Result<Self> {
+        let Null { a, b, cq, env, dev } = Null::<C>::on(null, &CAPS)?;
         let (conn, counts) = Conn::new(Arc::new(b, GFP_KERNEL)?)?;
         Ok(Self {
             drained: Drained(conn.qp.clone()),
@@ -193,7 +193,11 @@ impl<C: Polled> Ends<C> {
     }
 
     fn new() -> Result<Self> {
-        let this = Self::bare()?;
+        Self::on(NullEnv::new()?)
+    }
+
+    fn on(null: NullEnv) -> Result<Self> {
+        let this = Self::bare(null)?;
         this.post()?;
         Ok(this)
     }
@@ -556,6 +560,19 @@ mod tests {
         ends.ends(COUNT as i32)
     }
 
+    /// Two drains prove that receives are lost whose completions never come. The driver refuses the
+    /// second marker, and its own drain returns at once: that is no proof.
+    #[test]
+    fn driver_s_own_drain_ends_no_receive() -> Result {
+        let ends = Ends::<Workqueue>::on(NullEnv::with_drain()?)?;
+        ends.inject(Injection::Vanish { count: COUNT })?;
+        // The markers of the first drain, and one of the second.
+        ends.inject(Injection::Refuse { after: 3, errno: 5 })?;
+        check_err!(ends.conn.qp.drain(&ends.null.env.cx), EIO);
+        ends.conn.qp.drain(&ends.null.env.cx)?;
+        ends.ends(0)
+    }
+
     #[test]
     fn flushed_receives_are_not_posted_again() -> Result {
         let ends = Ends::<Softirq>::new()?;
@@ -610,7 +627,7 @@ mod tests {
     /// Receives that were posted before one that was refused are there until the drain.
     #[test]
     fn ring_that_is_posted_in_part_comes_back() -> Result {
-        let ends = Ends::<Softirq>::bare()?;
+        let ends = Ends::<Softirq>::bare(NullEnv::new()?)?;
         ends.inject(Injection::Refuse {
             after: 2,
             errno: ENOMEM.to_errno().unsigned_abs(),
@@ -622,7 +639,7 @@ mod tests {
 
     #[test]
     fn ring_without_length_posts_nothing() -> Result {
-        let ends = Ends::<Softirq>::bare()?;
+        let ends = Ends::<Softirq>::bare(NullEnv::new()?)?;
         let env = &ends.null.env;
         let ring = RecvRing {
             pd: &env.pd,
@@ -636,7 +653,7 @@ mod tests {
     /// Receives for another PD's QP.
     #[test]
     fn ring_of_another_pd_posts_nothing() -> Result {
-        let ends = Ends::<Softirq>::bare()?;
+        let ends = Ends::<Softirq>::bare(NullEnv::new()?)?;
         let env = &ends.null.env;
         let pd = Pd::alloc(&env.dev, &env.cx)?;
         let ring = RecvRing {

@@ -385,6 +385,21 @@ mod tests {
         Ok(())
     }
 
+    /// The driver refuses the marker, and its own drain returns at once: the device may still have
+    /// the send.
+    #[test]
+    fn driver_s_own_drain_brings_no_send_home() -> Result {
+        let ends = Ends::<Workqueue>::on(NullEnv::with_drain()?)?;
+        let answered = ends.post(COUNT)?;
+        check!(ends.reply(answered)?);
+        ends.inject(Injection::Refuse { after: 0, errno: 5 })?;
+        check_err!(ends.reclaim(), EIO);
+        check!(ends.ended().is_empty());
+        ends.reclaim()?;
+        check_eq!(&ends.ended()[..], &[answered.index]);
+        Ok(())
+    }
+
     /// They end with the QP, which nobody has drained.
     #[test]
     fn end_of_the_qp_brings_sends_home() -> Result {

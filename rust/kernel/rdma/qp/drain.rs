@@ -122,9 +122,7 @@ impl Inner {
             true => wait.wait(markers),
             false => Ok(()),
         };
-        let has_unsignaled = || self.context.kept.iter().any(|kept| kept.has_unsignaled());
-        let keeps = !drain_list.is_empty() || has_unsignaled();
-        let end = end.and_then(|()| self.flush(&wait, markers, is_last, keeps));
+        let end = end.and_then(|()| self.flush(&wait, markers, is_last, !drain_list.is_empty()));
         let end = match end {
             Err(e) if is_last && wait.is_lost(e) => match self.forget_requests(&wait, markers) {
                 Ok(()) => {
@@ -212,6 +210,7 @@ impl Inner {
         keeps: bool,
     ) -> Result<End> {
         let ops = self.ops();
+        let needs_marker = |queue| self.context.kept.iter().any(|it| it.needs_marker(queue));
         self.modifier().go_to_error()?;
         wait.last_wqe_reached()?;
 
@@ -223,7 +222,8 @@ impl Inner {
             Err(Unposted::Refused(e)) => {
                 // It posts an RDMA WRITE, and returns at once where that finds no room: then only
                 // what has a completion is known to come back.
-                let drain = ops.drain_sq.filter(|_| !is_ud && !keeps);
+                let needs_marker = keeps || needs_marker(Queue::Send);
+                let drain = ops.drain_sq.filter(|_| !is_ud && !needs_marker);
                 let drain = drain.ok_or_else(|| wait.refused(e))?;
                 // SAFETY: It is the device's, for the send queue of a QP that is not for datagrams.
                 unsafe { wait.drain_by_driver(drain, &self.send.cq) }?
@@ -233,7 +233,8 @@ impl Inner {
         if self.srq.is_none() {
             match wait.post(markers, Queue::Recv) {
                 Err(Unposted::Refused(e)) => {
-                    let drain = ops.drain_rq.ok_or_else(|| wait.refused(e))?;
+                    let drain = ops.drain_rq.filter(|_| !needs_marker(Queue::Recv));
+                    let drain = drain.ok_or_else(|| wait.refused(e))?;
                     // SAFETY: It is the device's, for the receive queue.
                     unsafe { wait.drain_by_driver(drain, &self.recv.cq) }?
                 }

@@ -3,7 +3,10 @@
 //! The owners that a QP keeps, as no completion gives them back: until the QP was drained or, where
 //! peers of iWARP have a key to their memory, destroyed.
 
-use crate::prelude::internal::*;
+use crate::{
+    cqe::Queue,
+    prelude::internal::*, //
+};
 use kernel::sync::SpinLockIrq;
 
 /// An owner that a QP keeps. Threads that drain the QP or release its receives share it.
@@ -29,8 +32,9 @@ pub(crate) trait Kept: Send + Sync {
         true
     }
 
-    /// Returns whether a send is out that only the completion of a later one gives back.
-    fn has_unsignaled(&self) -> bool {
+    /// Returns whether a request of this queue is out that is given back when the QP was drained,
+    /// and not by a completion of its own: a marker has to be behind it.
+    fn needs_marker(&self, _queue: Queue) -> bool {
         false
     }
 

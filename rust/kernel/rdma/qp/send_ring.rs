@@ -16,6 +16,7 @@ use crate::{
         self,
         CqeHandler,
         CqePointer,
+        Queue,
         Runs, //
     },
     debug,
@@ -403,6 +404,10 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
 struct Keeper<P, const ID: u64>(RingRef<P, ID, KEEPER>);
 
 impl<P: Send + 'static, const ID: u64> Kept for Keeper<P, ID> {
+    fn needs_marker(&self, queue: Queue) -> bool {
+        queue == Queue::Send && self.0.places.first().is_some()
+    }
+
     fn is_out(&self) -> bool {
         self.0.places.requests() > 0
     }

@@ -12,7 +12,8 @@ use crate::{
     cqe::{
         self,
         Cqe,
-        CqeHandler, //
+        CqeHandler,
+        Queue, //
     },
     dma::{
         Buf,
@@ -323,6 +324,11 @@ impl<T: RecvHandler> qp::Kept for Table<T> {
         let suspects = !withholds && self.recvs_out().next().is_some();
         self.suspects.store(suspects, Ordering::Relaxed);
         suspects
+    }
+
+    fn needs_marker(&self, queue: Queue) -> bool {
+        let suspects = self.suspects.load(Ordering::Relaxed);
+        queue == Queue::Recv && suspects && self.recvs_out().next().is_some()
     }
 
     fn drained(&self) {

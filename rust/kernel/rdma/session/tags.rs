@@ -63,7 +63,8 @@ use crate::{
     cqe::{
         self,
         Cqe,
-        CqeHandler, //
+        CqeHandler,
+        Queue, //
     },
     debug,
     mr::{
@@ -1030,8 +1031,8 @@ impl<X: Exchange> qp::Kept for Keeper<X> {
         self.0.slots.iter().any(|slot| slot.state.is_out())
     }
 
-    fn has_unsignaled(&self) -> bool {
-        X::IN_TURN && !self.0.turns.lock().is_empty()
+    fn needs_marker(&self, queue: Queue) -> bool {
+        X::IN_TURN && queue == Queue::Send && !self.0.turns.lock().is_empty()
     }
 
     fn ended(&self) {
