@@ -452,6 +452,31 @@ mod tests {
         wait(|| sent.get() == 1)
     }
 
+    /// The first context, whose memory for the end of a QP takes the lock of its changes: a drain
+    /// does not have that while it waits for handlers.
+    #[test]
+    fn context_is_set_in_a_handler_while_the_qp_is_drained() -> Result {
+        let null = Null::<Workqueue>::new()?;
+        let (begun, set) = (Counter::new()?, Counter::new()?);
+        let qp = Arc::new(null.a, GFP_KERNEL)?;
+        let (begins, sets, own) = (begun.clone(), set.clone(), qp.clone());
+        let context = Arc::new(One(1), GFP_KERNEL)?;
+        let handler = OnDone::<Sleepable, _>::new(move |_, cx| {
+            begins.up();
+            let failed = wait(|| own.query(cx).is_ok_and(|info| info.state == State::Err));
+            if failed.and_then(|()| own.set_context(context, cx)).is_ok() {
+                sets.up();
+            }
+        })?;
+        qp.post_recv(handler, |_| Ok(RecvWr::new([])))?;
+        let sent = OnDone::<context::Atomic, _>::new(|_, _| {})?;
+        null.b.post_send(sent, |_| Ok(SendWr::send([])))?;
+        wait(|| begun.get() == 1)?;
+        qp.drain(&null.env.cx)?;
+        check_eq!(set.get(), 1);
+        Ok(())
+    }
+
     #[test]
     fn shared_cq_gives_no_context() -> Result {
         let null = NullEnv::new()?;

@@ -647,16 +647,18 @@ impl Inner {
     /// Allocates what the QP waits for the pollers of its CQs with, so that it needs no memory when
     /// its device has failed.
     fn reserve_flushes(&self) -> Result {
-        // A thread that finds them being set waits until they are.
-        let _locked = self.context.state.lock();
-        if self.context.flushes.as_ref().is_none() {
-            let send = cq::Flush::new(&self.send.cq)?;
-            let recv = match self.send.cq == self.recv.cq {
-                true => send.clone(),
-                false => cq::Flush::new(&self.recv.cq)?,
-            };
-            self.context.flushes.populate([send, recv]);
+        if self.context.flushes.as_ref().is_some() {
+            return Ok(());
         }
+        let send = cq::Flush::new(&self.send.cq)?;
+        let recv = match self.send.cq == self.recv.cq {
+            true => send.clone(),
+            false => cq::Flush::new(&self.recv.cq)?,
+        };
+        // A thread that finds them being set waits until they are. Memory reclaim may wait for a
+        // drain, which takes this lock, so nothing is allocated under it.
+        let _locked = self.context.state.lock();
+        self.context.flushes.populate([send, recv]);
         Ok(())
     }
 
