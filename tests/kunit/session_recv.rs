@@ -354,6 +354,74 @@ fn released_in_handler(release: fn(&Qp<Workqueue>, &Sleepable) -> Result) -> Res
     wait(|| dev.is_removed())
 }
 
+/// Posts receives while a thread that releases others waits for a handler of the sends.
+fn posted_while_others_are_released() -> Result {
+    let null = NullEnv::new()?;
+    let (env, cx) = (&null.env, &null.env.cx);
+    let (sends, recvs) = (env.cq::<Workqueue>(64)?, env.cq::<Workqueue>(64)?);
+    let qp = Qp::create_raw(&env.pd, &sends, &recvs, &CAPS, cx)?;
+    let qp = Drained(Arc::new(qp, GFP_KERNEL)?);
+    let peer = env.raw_qp(&recvs, &CAPS)?;
+    null.connect(&peer, &qp.0)?;
+    let others = [env.raw_qp(&sends, &CAPS)?, env.raw_qp(&recvs, &CAPS)?];
+    for other in &others {
+        null.dev
+            .inject_qp(other.num(), Injection::Connect { peer: 0 })?;
+    }
+    let [blocking, marking] = others;
+    let (begun, goes_on, released) = (Counter::new()?, Counter::new()?, Counter::new()?);
+    let (begins, waits) = (begun.clone(), goes_on.clone());
+    let handler = OnDone::<Sleepable, _>::new(move |_, _| {
+        begins.up();
+        let _ = wait(|| waits.get() == 1);
+    })?;
+    blocking.post_send(handler, |_| Ok(SendWr::send([])))?;
+    wait(|| begun.get() == 1)?;
+
+    let ring = RecvRing {
+        pd: &env.pd,
+        count: COUNT,
+        len: LEN,
+    };
+    let (first, first_counts) = Conn::new(qp.0.clone())?;
+    ring.post(&first, cx)?;
+    let (own, releases) = (qp.0.clone(), released.clone());
+    env.client.spawn(GFP_KERNEL, move |cx| {
+        if own.release_recvs(cx).is_ok() {
+            releases.up();
+        }
+    })?;
+    let inbox = Inbox::new()?;
+    // A later completion of the same CQ shows that the message was handled, or ignored.
+    let gets = |conn: &Conn<Workqueue>| -> Result<bool> {
+        let (before, marked) = (conn.messages(), Counter::new()?);
+        send(&peer, env.message(&inbox, &[1; LEN])?)?;
+        let marks = marked.clone();
+        let marker = OnDone::<context::Atomic, _>::new(move |_, _| {
+            marks.up();
+        })?;
+        marking.post_send(marker, |_| Ok(SendWr::send([])))?;
+        wait(|| marked.get() == 1)?;
+        Ok(conn.messages() > before)
+    };
+    wait(|| gets(&first) == Ok(false))?;
+
+    let (second, second_counts) = Conn::new(qp.0.clone())?;
+    ring.post(&second, cx)?;
+    goes_on.up();
+    wait(|| released.get() == 1)?;
+    check_eq!(first_counts.failed.get(), 0);
+    for _ in 1..COUNT {
+        check!(!gets(&first)?);
+    }
+    check!(gets(&second)?);
+    qp.0.drain(cx)?;
+    check_eq!(second_counts.failed.get(), COUNT as i32);
+    drop((first, second));
+    check_eq!((first_counts.gone.get(), second_counts.gone.get()), (1, 1));
+    Ok(())
+}
+
 #[kunit_tests(rdma_session_recv)]
 mod tests {
     use super::*;
@@ -386,6 +454,12 @@ mod tests {
             check!(!failed);
             released
         })
+    }
+
+    /// Receives that are posted while others are released stay: their handler may have begun.
+    #[test]
+    fn receives_that_are_posted_meanwhile_are_not_released() -> Result {
+        posted_while_others_are_released()
     }
 
     #[test]
