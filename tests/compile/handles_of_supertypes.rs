@@ -4,10 +4,17 @@
 
 use kernel::prelude::*;
 use rdma::{
+    cq::HandlerCell,
     op::Op,
     prelude::*,
     qp::{Batch, SendRing},
-    session::tags::{Exchange, Reply, Tag, Tags}, //
+    session::{
+        tags::{Exchange, Reply, Tag, Tags},
+        Kept,
+        Received,
+        RecvHandler,
+        Room, //
+    }, //
 };
 
 type Any = fn(&[u8]);
@@ -37,6 +44,27 @@ impl<F: 'static + Send> Exchange for Ask<F> {
     type Reply = F;
     type Needs = context::Atomic;
     type Connection = ();
+}
+
+struct Conn<F> {
+    qp: Arc<Qp<Softirq>>,
+    _read: F,
+}
+
+impl<F: 'static + Send + Sync> RecvHandler for Conn<F> {
+    type Send = Softirq;
+    type Recv = Softirq;
+    type Needs = context::Atomic;
+
+    fn qp(&self) -> &Arc<Qp<Softirq>> {
+        &self.qp
+    }
+
+    fn received(_message: Received<'_, Self>, _cx: &context::Atomic) {}
+
+    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {}
+
+    fn refused(self: ArcBorrow<'_, Self>, _error: Error) {}
 }
 
 fn cqe(cqe: Cqe<Message<Any>>) -> Cqe<Message<Other>> {
@@ -69,4 +97,20 @@ fn tag(tag: Tag<Ask<Any>>) -> Tag<Ask<Other>> {
 
 fn reply(reply: Reply<'_, Ask<Any>>) -> Reply<'_, Ask<Other>> {
     reply //~ E0308 mismatched types
+}
+
+fn received(message: Received<'_, Conn<Any>>) -> Received<'_, Conn<Other>> {
+    message //~ E0308 mismatched types
+}
+
+fn kept(message: Kept<Conn<Any>>) -> Kept<Conn<Other>> {
+    message //~ E0308 mismatched types
+}
+
+fn cell(cell: HandlerCell<Any>) -> HandlerCell<Other> {
+    cell //~ E0308 mismatched types
+}
+
+fn room(room: Room<Any>) -> Room<Other> {
+    room //~ E0308 mismatched types
 }

@@ -39,6 +39,7 @@ use core::cell::{
 /// - `borrowed` and `value` are used by handlers of completions in `array`, which run one after the
 ///   other, and by the exclusive owner of the cell.
 /// - While `borrowed` is set, one call of [`HandlerCell::with`] has the only reference to `value`.
+/// - This is invariant in `T`, as handlers that share the cell change the value.
 ///
 /// # Examples
 ///

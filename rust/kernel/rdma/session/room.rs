@@ -105,6 +105,10 @@ use state::{
 ///     }
 /// }
 /// ```
+///
+/// # Invariants
+///
+/// This is invariant in `W`, as the owners wait behind a lock, where the QP finds them as well.
 pub struct Room<W: Send + 'static>(Arc<Inner<W>>);
 
 /// The largest number of places.
