@@ -219,6 +219,27 @@ def few_sends_signaled(ground):
                 ground.figures["resets"] += 1
 
 
+for limit in (1, 16):
+    @case(f"data of writes are copied behind their commands, and one SEND in {limit} is signaled", limit,
+          links=("rxe", "siw"), defects={("host", "c"): "it sends them from their pages"})
+    def copied(ground, interval):
+        # Of the port's size, of less than that, and of more than a command may have.
+        for inline, most in ((4096, 4096), (16384, 4096), (512, 4096)):
+            null, rng = Null(), random.Random(inline)
+            with (nvme.host_with(ground.host, sig_limit=interval, copied_data_size=most),
+                  ground.pair(null, target={"param_inline_data_size": inline}, nr_io_queues=1) as (_, host)):
+                ground.content(host.disk(), null, EDGES, rng)
+                before = counted(null, 11)
+                # What says where is data of a command, too, in no bio.
+                ground.fio(host.disk(), rw="randtrimwrite", verify="crc32c", iodepth=16, size="256k")
+                assert counted(null, 11) > before, "no discard has come to the backing"
+                jobs = [{"name": f"bs{block}", "bs": block, "size": 64 * block, "offset": MIB * n, "mem_align": 512}
+                        for n, block in enumerate((512, 3584, 4096, 4608))]
+                ground.verify(host.disk(), null, *jobs, iodepth=32, bs=None)
+                host.reset()
+                ground.figures["resets"] += 1
+
+
 @case("two namespaces at once")
 def two_namespaces(ground):
     first, second = Null(), Null()

@@ -97,6 +97,26 @@ unsigned int nvme_helper_rq_payload_bytes(struct request *rq)
 	return blk_rq_nr_phys_segments(rq) ? blk_rq_payload_bytes(rq) : 0;
 }
 
+/* Copies at most as many bytes of a request's data. */
+void nvme_helper_copy_data(struct request *rq, void *to, unsigned int len)
+{
+	struct req_iterator iter;
+	struct bio_vec bvec;
+
+	if (rq->rq_flags & RQF_SPECIAL_PAYLOAD) {
+		bvec = rq->special_vec;
+		bvec.bv_len = min(bvec.bv_len, len);
+		memcpy_from_bvec(to, &bvec);
+		return;
+	}
+	rq_for_each_segment(bvec, rq, iter) {
+		bvec.bv_len = min(bvec.bv_len, len);
+		memcpy_from_bvec(to, &bvec);
+		to += bvec.bv_len;
+		len -= bvec.bv_len;
+	}
+}
+
 /* Returns the number of entries, one at least, or an error number. */
 int nvme_helper_map_data(struct request *rq, struct sg_table *table, struct scatterlist *first)
 {

@@ -40,6 +40,7 @@ void nvme_helper_end_request(struct request *rq, __le16 status, __le64 result);
 
 bool nvme_helper_rq_is_passthrough(struct request *rq);
 unsigned int nvme_helper_rq_payload_bytes(struct request *rq);
+void nvme_helper_copy_data(struct request *rq, void *to, unsigned int len);
 int nvme_helper_map_data(struct request *rq, struct sg_table *table, struct scatterlist *first);
 
 #endif

@@ -98,6 +98,11 @@ fn sig_limit() -> u32 {
     module_parameters::sig_limit.value()
 }
 
+/// Returns the size of the largest write whose data are copied behind its command.
+fn copied_data_size() -> u32 {
+    module_parameters::copied_data_size.value()
+}
+
 ::rdma::module_rdma_client! {
     type: Host,
     name: "nvme_rdma_rs",
@@ -107,5 +112,9 @@ fn sig_limit() -> u32 {
     params: {
         replace: bool { default: false, description: "be rdma, in place of nvme-rdma", },
         sig_limit: u32 { default: 1, description: "signal one SEND in so many, 1 to queue_size", },
+        copied_data_size: u32 {
+            default: 0,
+            description: "copy the data of writes of up to so many bytes, 16384 at most",
+        },
     },
 }

@@ -116,6 +116,8 @@ const CM_TIMEOUT_MS: u32 = 3000;
 const MAX_SEGMENTS: u32 = 256;
 /// The most entries of a command's own data.
 const MAX_INLINE_SEGMENTS: u32 = 4;
+/// The most bytes of a command's data that are copied.
+const MAX_COPIED: u32 = 16384;
 /// The entries of a SEND: the command, and its data.
 const SGES: usize = 1 + MAX_INLINE_SEGMENTS as usize;
 /// The length of a command.
@@ -212,6 +214,8 @@ type Memory = SgMap<Payload, OneWay>;
 /// The data of a command, with its request.
 enum Data {
     None,
+    /// A copy of them is behind the command.
+    Copied,
     /// They are sent with the command.
     Inline(Memory),
     /// The target reads or writes them.
@@ -238,18 +242,23 @@ impl Posted {
     /// Adds the requests of a command, which has `len` bytes of data (`nvme_rdma_post_send`).
     #[inline]
     fn send<'a>(&'a self, len: u32, chain: &mut Chain<'a, 2, SGES>) -> Result {
+        let mut end = COMMAND;
         match &self.data {
             Data::None => self.describe(Descriptor::null())?,
+            Data::Copied => {
+                self.describe(Descriptor::inline(len))?;
+                end = COMMAND.saturating_add(len as usize);
+            }
             Data::Inline(memory) => {
                 self.describe(Descriptor::inline(len))?;
-                return chain.push_with_data(self.capsule.whole(), memory);
+                return chain.push_with_data(self.capsule.sge(0..COMMAND)?, memory);
             }
             Data::Keyed(region) => {
                 let remote = chain.push(RegWr::remote_one_way(region))?;
                 self.describe(Descriptor::fr(remote, len))?;
             }
         }
-        chain.push(SendWr::send([self.capsule.whole()]))
+        chain.push(SendWr::send([self.capsule.sge(0..end)?]))
     }
 
     /// Writes a command of nvme-core, all but the descriptor of its data.
@@ -277,7 +286,7 @@ impl Posted {
 /// The part of a command that waits for the reply; the MR, and the handle of the PD for what is
 /// mapped, stay with the tag between two of them.
 struct Waiting {
-    /// The request of a command without data.
+    /// The request of a command of which no data are mapped.
     rq: Option<Rq>,
     mr: Option<Mr>,
     pd: Option<Pd>,
@@ -319,7 +328,7 @@ impl Exchange for Io {
         let (posted, waiting) = tag.parts();
         let completion = waiting.completion.take();
         let rq = match core::mem::replace(&mut posted.data, Data::None) {
-            Data::None => waiting.rq.take(),
+            Data::None | Data::Copied => waiting.rq.take(),
             Data::Inline(memory) => Some(waiting.unmap(memory)),
             Data::Keyed(region) => match region.into_mr() {
                 Ok((mr, memory)) => {
@@ -348,11 +357,11 @@ impl Exchange for Io {
 impl Io {
     /// Ends the request of a command whose reply has come, and whose key is invalid if it has one,
     /// although its SEND may not be known to have completed: that has the capsule only, unless
-    /// there are data in it.
+    /// the data are sent from their pages.
     #[inline]
     fn end_request(mut reply: Reply<'_, Self>) {
         let rq = match &reply.request().data {
-            Data::None => reply.rq.take(),
+            Data::None | Data::Copied => reply.rq.take(),
             Data::Inline(_) => None,
             Data::Keyed(region) => {
                 let memory = region.take_memory();
@@ -393,8 +402,10 @@ pub(crate) struct Queue {
     live: Atomic<bool>,
     /// The connection has failed, or is being ended.
     lost: Atomic<bool>,
-    /// Of the SENDs one in so many is signaled, and each that has data.
+    /// Of the SENDs one in so many is signaled, and each that has the request's pages.
     sig_limit: u32,
+    /// The size of the largest data that are copied behind a command.
+    copied_size: u32,
     /// The most bytes, and entries, of data that are sent with a command.
     inline_size: u32,
     inline_segments: u32,
@@ -527,6 +538,8 @@ impl Queue {
             true => setup.identity().ioccsz.saturating_mul(16),
             false => 0,
         };
+        let inline_size = capsule_len.saturating_sub(COMMAND as u32);
+        let copied_size = crate::copied_data_size().min(MAX_COPIED).min(inline_size);
         let sig_limit = match qid {
             0 => 1,
             _ => crate::sig_limit().clamp(1, queue_size.into()),
@@ -555,7 +568,8 @@ impl Queue {
         };
         let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
         let (link, of_tags) = (setup.ctrl().link(), pd.clone());
-        let tag = |id| Self::tag(&of_tags, qid, id, cx);
+        let capsule = COMMAND.saturating_add(copied_size as usize);
+        let tag = |id| Self::tag(&of_tags, qid, id, capsule, cx);
         let init = try_pin_init!(Self {
             qid,
             link: link.clone(),
@@ -568,7 +582,8 @@ impl Queue {
             live: Atomic::new(false),
             lost: Atomic::new(false),
             sig_limit,
-            inline_size: capsule_len.saturating_sub(COMMAND as u32),
+            copied_size,
+            inline_size,
             inline_segments,
             stopping <- new_mutex!(()),
             stop_work <- new_work!("nvme_rdma::Queue::stop"),
@@ -576,10 +591,16 @@ impl Queue {
         Arc::pin_init(init, GFP_KERNEL)
     }
 
-    /// Makes the parts of a command.
-    fn tag(pd: &Pd, qid: u16, id: TagId, cx: &Sleepable) -> Result<(Posted, Waiting)> {
+    /// Makes the parts of a command, with room for so many bytes that are sent.
+    fn tag(
+        pd: &Pd,
+        qid: u16,
+        id: TagId,
+        capsule: usize,
+        cx: &Sleepable,
+    ) -> Result<(Posted, Waiting)> {
         let posted = Posted {
-            capsule: Buf::alloc(pd, COMMAND, cx)?,
+            capsule: Buf::alloc(pd, capsule, cx)?,
             data: Data::None,
         };
         let pages = max_fr_pages(pd.device()) + 1;
@@ -716,7 +737,9 @@ impl Queue {
                 })?)
             }
             // There is no key.
-            Data::None | Data::Inline(_) if wc.invalidated_rkey().is_some() => Err(EPROTO),
+            Data::None | Data::Copied | Data::Inline(_) if wc.invalidated_rkey().is_some() => {
+                Err(EPROTO)
+            }
             _ if self.sig_limit > 1 => {
                 Io::end_request(waiting);
                 Ok(())
@@ -735,7 +758,7 @@ impl Queue {
         }
     }
 
-    /// Lists and maps the `len` bytes of a request's data (`nvme_rdma_map_data`).
+    /// Copies, or lists and maps, the `len` bytes of a request's data (`nvme_rdma_map_data`).
     fn map_data(&self, rq: Rq, len: u32, tag: &mut Tag<Io>) -> Result<(), (Rq, Error)> {
         let (posted, waiting) = tag.parts();
         if len == 0 {
@@ -743,6 +766,14 @@ impl Queue {
             return Ok(());
         }
         let is_inline = rq.is_write() && len <= self.inline_size;
+        if is_inline && len <= self.copied_size {
+            let end = COMMAND.saturating_add(len as usize);
+            if let Some(to) = posted.capsule.cpu().get_mut(COMMAND..end) {
+                rq.copy_to(to);
+                (posted.data, waiting.rq) = (Data::Copied, Some(rq));
+                return Ok(());
+            }
+        }
         let payload = rq.map()?;
         let is_inline = is_inline && payload.entries() <= self.inline_segments;
         let pd = waiting.pd.take().unwrap_or_else(|| self.pd.clone());
@@ -789,7 +820,7 @@ impl Queue {
     fn unmap_data(mut tag: Tag<Io>) -> Option<Rq> {
         let (posted, waiting) = tag.parts();
         match core::mem::replace(&mut posted.data, Data::None) {
-            Data::None => waiting.rq.take(),
+            Data::None | Data::Copied => waiting.rq.take(),
             Data::Inline(memory) => Some(waiting.unmap(memory)),
             Data::Keyed(region) => {
                 let (mr, memory) = region.into_mr().ok()?;

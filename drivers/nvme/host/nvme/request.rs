@@ -106,6 +106,16 @@ impl Rq {
         unsafe { (*self.raw()).cmd_flags & 1 != 0 }
     }
 
+    /// Copies the first bytes of the request's data, as many as there is room for. A byte that
+    /// somebody writes meanwhile is the old one or the new one.
+    #[inline]
+    pub(crate) fn copy_to(&self, to: &mut [u8]) {
+        let len = u32::try_from(to.len()).unwrap_or(u32::MAX);
+        // SAFETY: By the type invariant the request is in flight, so its pages are valid. No more
+        // bytes are written than `to` has. The copy is C's, so that others may write the pages.
+        unsafe { bindings::nvme_helper_copy_data(self.raw(), to.as_mut_ptr().cast(), len) };
+    }
+
     /// Lists the pages of the request's data. Fails with `ENOMEM`, or with `EINVAL` if there are
     /// none.
     #[inline]
