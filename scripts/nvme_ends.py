@@ -32,6 +32,11 @@ def names(kernel):
     return nvme.HOSTS, nvme.TARGETS
 
 
+def name_of(end):
+    """The name of an end that may have parameters of its module behind it (rust,sig_limit=16)."""
+    return end.partition(",")[0]
+
+
 def built(kernel, *modules, faults=False):
     """Builds those of the modules that are in Rust, and for faults the one that has allocations fail, if the kernel
     can. Returns what tells the kernel and the modules from others."""

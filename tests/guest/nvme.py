@@ -31,6 +31,8 @@ TRANSPORTS = {"c": "rdma", "rust": "rdma_rs"}
 TARGETS = {"c": "nvmet-rdma", "rust": "nvmet_rdma_rs"}
 # Those below the transports, which the two ends share.
 CORES = ("rdma_rs", "nvmet", "nvme-fabrics", "nvme-core", "nvme-auth", "nvme-keyring")
+# The parameters that modules are loaded with, by their names.
+PARAMETERS = {}
 HOSTNQN = "nqn.2014-08.org.nvmexpress:uuid:6c1e1d34-6f0b-4a0c-8d5a-4f5d1f2b9a{:02x}"
 MIB = 1 << 20
 # The exit status of fio after a signal.
@@ -89,23 +91,40 @@ def insert(*modules, **parameters):
     """Loads modules of the kernel, and those of build/ after the ones that they need. Only one may have parameters."""
     ours = {module: path for module in modules if (path := BUILD / FLAVOUR / f"{module}.ko").exists()}
     kernels = [module for module in modules if module not in ours]
-    words = [f"{name}={value}" for name, value in parameters.items()]
+
+    def words(module=None):
+        return [f"{name}={value}" for name, value in {**PARAMETERS.get(module, {}), **parameters}.items()]
+
     if kernels:
-        sh("modprobe", *(kernels + words if words else ["-a", *kernels]))
+        sh("modprobe", *(kernels + words() if parameters else ["-a", *kernels]))
     for module, path in ours.items():
         if not loaded(module):
             insert(*filter(None, sh("modinfo", "-F", "depends", path).stdout.strip().split(",")))
-            sh("insmod", path, *words)
+            sh("insmod", path, *words(module))
+
+
+def knows(module, parameters):
+    """Fails unless a module has these parameters: one that has not is loaded all the same."""
+    path = BUILD / FLAVOUR / f"{module}.ko"
+    known = {line.partition(":")[0] for line in
+             sh("modinfo", "-F", "parm", path if path.exists() else module).stdout.splitlines()}
+    assert known >= set(parameters), f"{module} has the parameters {known}, not {parameters}"
+
+
+def named(end, modules):
+    """The name of an end, whose module is loaded with the parameters behind it from here on (rust,sig_limit=16)."""
+    name, *words = end.split(",")
+    if words:
+        module, parameters = modules[name], dict(word.split("=") for word in words)
+        knows(module, parameters)
+        PARAMETERS[module] = parameters
+    return name
 
 
 @contextmanager
 def module_with(module, **parameters):
     """Has a module loaded with parameters, in place of the one that is there."""
-    # One that has it not is loaded all the same.
-    path = BUILD / FLAVOUR / f"{module}.ko"
-    known = {line.partition(":")[0] for line in
-             sh("modinfo", "-F", "parm", path if path.exists() else module).stdout.splitlines()}
-    assert known >= set(parameters), f"{module} has the parameters {known}, not {parameters}"
+    knows(module, parameters)
     unload(module)
     insert(module, **parameters)
     try:

@@ -4,10 +4,10 @@
 
     nvme_hostile.py target|host END PROGRESS [NAME...]
 
-Runs the cases against that end, of those whose names start so, that PROGRESS does not have yet. It
-has a line of JSON for each that has begun, and for each that has ended. Exits with 0 once all have, with 3 if one
-of them has failed, and with 4 after one that has left an end that serves no more: the others get a kernel
-that has not seen it."""
+Runs the cases against that end, which may have parameters of its module behind its name (rust,sig_limit=16), of those
+whose names start so, that PROGRESS does not have yet. It has a line of JSON for each that has begun, and for each that
+has ended. Exits with 0 once all have, with 3 if one of them has failed, and with 4 after one that has left an end that
+serves no more: the others get a kernel that has not seen it."""
 
 import json
 import os
@@ -59,6 +59,7 @@ def run(lie, ground):
 
 def main():
     against, end, progress, names = sys.argv[1], sys.argv[2], Path(sys.argv[3]), tuple(sys.argv[4:]) or ("",)
+    end = nvme.named(end, {"target": nvme.TARGETS, "host": nvme.HOSTS}[against])
     done = set()
     if progress.exists():
         done = {json.loads(line)["name"] for line in progress.read_text(encoding="utf-8").splitlines()}

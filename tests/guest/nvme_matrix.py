@@ -3,8 +3,9 @@
 """Runs cases of NVMe over RDMA in a VM, and goes on where the last VM has ended.
 
 nvme_matrix PROGRESS NAMES SECONDS HOST TARGET: those cases of the file NAMES that PROGRESS does not have, which gets a
-line of JSON before each and one after it. Exits with 0 when all are done, and with 4 when another boot is needed: after
-SECONDS, or after a case that has failed."""
+line of JSON before each and one after it. An end may have parameters of its module behind it (rust,sig_limit=16).
+Exits with 0 when all are done, and with 4 when another boot is needed: after SECONDS, or after a case that has
+failed."""
 
 import json
 import os
@@ -65,6 +66,7 @@ def finish():
 
 def main():
     path, names, seconds, host, target = sys.argv[1:]
+    host, target = nvme.named(host, nvme.HOSTS), nvme.named(target, nvme.TARGETS)
     names = Path(names).read_text(encoding="utf-8").splitlines()
     progress, begin, links = Progress(Path(path)), time.monotonic(), set()
     nvme.load(host, target)
