@@ -765,22 +765,22 @@ unsafe impl Sync for Request {}
 impl Request {
     /// Allocates a request.
     pub(crate) fn new(pd: &Pd, cx: &Sleepable) -> Result<Self> {
-        let inner = Inner {
-            req: pin_init::zeroed(),
-            owner: mem::MaybeUninit::uninit(),
+        let init = try_init!(Inner {
+            req <- pin_init::init_zeroed(),
+            owner <- pin_init::uninit::<_, Error>(),
             state: State::Idle,
             status: 0,
             keyed: false,
             inline: (ptr::null_mut(), 0),
-            inline_sg: pin_init::zeroed(),
+            inline_sg <- pin_init::init_zeroed(),
             command: None,
             cqe: Buf::alloc(pd, size_of::<bindings::nvme_completion>(), cx)?,
             data: Ctx::empty(GFP_KERNEL)?,
             kept: None,
             kept_len: 0,
             connects: None,
-        };
-        let inner = KBox::leak(KBox::new(inner, GFP_KERNEL)?);
+        }? Error);
+        let inner = KBox::leak(KBox::init(init, GFP_KERNEL)?);
         // INVARIANT: The box is new.
         Ok(Self(NonNull::from(inner)))
     }

@@ -553,8 +553,7 @@ impl Mapped {
             return Err(EINVAL);
         }
         let flags = GFP_KERNEL | __GFP_NOWARN;
-        let mut bytes = KVec::<u8>::with_capacity(len, flags)?;
-        bytes.extend_with(len, 0, flags)?;
+        let mut bytes = KVec::<u8>::zeroed(len, flags)?;
         let (dev, mut addr) = (pd.device().as_raw(), 0);
         let memory = bytes.as_mut_ptr();
         // SAFETY: The memory is valid for `len` bytes and from kmalloc, and the device is
