@@ -409,8 +409,9 @@ pub(crate) struct Queue {
     /// The most bytes, and entries, of data that are sent with a command.
     inline_size: u32,
     inline_segments: u32,
+    /// Locked while the queue is stopped, and set if its QP is not drained again.
     #[pin]
-    stopping: Mutex<()>,
+    given_up: Mutex<bool>,
     #[pin]
     stop_work: workqueue::Work<Self>,
 }
@@ -585,7 +586,7 @@ impl Queue {
             copied_size,
             inline_size,
             inline_segments,
-            stopping <- new_mutex!(()),
+            given_up <- new_mutex!(false),
             stop_work <- new_work!("nvme_rdma::Queue::stop"),
         });
         Arc::pin_init(init, GFP_KERNEL)
@@ -688,21 +689,25 @@ impl Queue {
     /// takes a minute then. Fails if receives keep the queue, as where a handler has not returned.
     /// This may be called again.
     fn stop(&self, cx: &Sleepable) -> Result {
-        let _guard = self.stopping.lock();
+        let mut given_up = self.given_up.lock();
+        if *given_up {
+            return Ok(());
+        }
         self.live.store(false, Relaxed);
         self.lost.store(true, Relaxed);
         self.id.release_handler(cx);
         // If there is no connection, the drain flushes the requests.
         let _ = self.id.disconnect(cx);
-        let drained = self.tags.reclaim(&self.qp, cx);
-        drained.or_else(|e| {
+        if let Err(e) = self.tags.reclaim(&self.qp, cx) {
             pr_err!(
                 "QID {}: QP {} was not drained: {e:?}\n",
                 self.qid,
                 self.qp.num()
             );
-            self.qp.release_recvs(cx)
-        })
+            self.qp.release_recvs(cx)?;
+            *given_up = true;
+        }
+        Ok(())
     }
 
     /// Ends the connection and all requests, also those that the device has lost: they end with the
