@@ -337,6 +337,30 @@ mod tests {
     }
 
     #[test]
+    fn requests_are_initialised_in_place() -> Result {
+        let (null, counts) = (void()?, &Counts::new()?);
+        let (pd, cx) = (&null.env.pd, &null.env.cx);
+        // One of them fails behind other fields of it.
+        let make = |index| {
+            try_init!(Request {
+                before: [1, 2, 3],
+                cqe: Cqe::new(),
+                uses: 0,
+                completed: counts.completed.clone(),
+                shelf: None,
+                _gone: CountDrop(counts.gone.clone()),
+                buf: if index == 3 { Err(EDOM) } else { Buf::alloc(pd, 1, cx) }?,
+            }? Error)
+        };
+        check_eq!(Requests::new(&null.a, 8, make, cx).err(), Some(EDOM));
+        check_eq!(counts.get(), (0, 4));
+        let mut requests = Requests::new(&null.a, 3, make, cx)?;
+        check_eq!(uses(&mut requests), Some(0));
+        drop(requests);
+        wait(|| counts.get() == (0, 7))
+    }
+
+    #[test]
     fn refused_request_comes_back_in_the_error() -> Result {
         let (null, counts) = (void()?, Counts::new()?);
         let mut requests = counts.requests(&null.a, &null.env.pd, 1, &null.env.cx)?;

@@ -382,18 +382,18 @@ impl<Q: private::RequestQp> private::RequestQp for Arc<Q> {
 }
 
 impl<T: Send + 'static> Requests<T> {
-    /// Allocates `count` requests of a QP, side by side; `init` makes request number 0, 1 and so
-    /// on.
+    /// Allocates `count` requests of a QP, side by side; `init` returns request number 0, 1 and so
+    /// on, or an initializer of it: a large one is not moved then.
     ///
     /// Fails with `ENOMEM`; with `EINVAL` if `count` is 0; with `EPERM` if the QP is another
     /// module's; or with the error of `init`.
-    pub fn new(
+    pub fn new<I: Init<T, Error>>(
         qp: &impl RequestQp,
         count: usize,
-        mut init: impl FnMut(usize) -> Result<T>,
-        cx: &Sleepable,
+        mut init: impl FnMut(usize) -> I,
+        _cx: &Sleepable,
     ) -> Result<Self> {
-        Self::of_qps(count, |index| Ok((qp, init(index)?)), cx)
+        Self::build(count, |index| Ok((qp, init(index))))
     }
 
     /// As [`Requests::new`], for several QPs of one device: `init` returns the QP of each request,
@@ -403,18 +403,33 @@ impl<T: Send + 'static> Requests<T> {
         mut init: impl FnMut(usize) -> Result<(&'a Q, T)>,
         _cx: &Sleepable,
     ) -> Result<Self> {
+        Self::build(count, |index| {
+            init(index).map(|(qp, value)| (qp, Ok::<_, Error>(value)))
+        })
+    }
+
+    fn build<'a, Q: RequestQp + 'a, I: Init<T, Error>>(
+        count: usize,
+        mut init: impl FnMut(usize) -> Result<(&'a Q, I)>,
+    ) -> Result<Self> {
         let mut builder = Builder::new();
-        let mut entries = KVVec::with_capacity(count, GFP_KERNEL | __GFP_NOWARN)?;
+        let mut entries = KVVec::<Entry<T>>::with_capacity(count, GFP_KERNEL | __GFP_NOWARN)?;
         for index in 0..count {
             let (qp, value) = init(index)?;
             let qp = qp.any().0;
             qp.inner.context.head.module.check_type::<T>()?;
             builder.add(qp)?;
-            entries.push_within_capacity(Entry {
-                value: UnsafeCell::new(value),
-                state: State::new(),
-                qp: [qp.target.qp_id; NAMED],
-            })?;
+            let entry = entries.spare_capacity_mut().first_mut().ok_or(ENOMEM)?;
+            let entry = entry.as_mut_ptr();
+            // SAFETY: The entry is valid for writes, and its fields are initialised then, so the
+            // vector has one more. If the value is not, it is not among those that are dropped. An
+            // `UnsafeCell` is where its value is.
+            unsafe {
+                pin_init::raw_try_init((&raw mut (*entry).value).cast::<T>(), value)?;
+                (&raw mut (*entry).state).write(State::new());
+                (&raw mut (*entry).qp).write([qp.target.qp_id; NAMED]);
+                entries.inc_len(1);
+            }
         }
         let first = NonNull::from(&mut *entries).cast();
         let array = KBox::new(Array(entries), GFP_KERNEL)?;
