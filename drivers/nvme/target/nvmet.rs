@@ -235,9 +235,9 @@ unsafe extern "C" fn remove_port(raw: *mut bindings::nvmet_port) {
 /// # Safety
 ///
 /// The request was given to nvmet.
-unsafe fn given(req: *mut bindings::nvmet_req) -> *mut Inner {
+unsafe fn given(req: *mut bindings::nvmet_req) -> *mut Request {
     // SAFETY: Only `give` gives requests to nvmet, each of which is that field.
-    unsafe { kernel::container_of!(req.cast::<Opaque<bindings::nvmet_req>>(), Inner, req) }
+    unsafe { kernel::container_of!(req.cast::<Opaque<bindings::nvmet_req>>(), Request, req) }
 }
 
 /// `nvmet_fabrics_ops.queue_response`.
@@ -723,19 +723,17 @@ enum State {
 ///
 /// # Invariants
 ///
-/// - The box is this's own. In the state [`State::Given`] nvmet has the request and `owner` is the
-///   response, through which alone this could be reached; in any other nobody uses the box but
-///   through this.
+/// - In the state [`State::Given`] nvmet has the request, and `owner` is the response that this is
+///   part of, through which alone it could be reached and moved; in any other nobody has its
+///   address.
 /// - In the state [`State::Parsed`] the command was parsed, for a submission queue to which it has
 ///   a reference. Its memory is that of `command`, and is lent, as it is in [`State::Done`] until
 ///   the command is taken. Then nvmet no longer uses it.
 /// - In the state [`State::Idle`] it has no data, and no command but while [`Request::init`] runs.
-/// - While the command is parsed, or nvmet has it, `req.sg` is null, or the list of `data`, or
-///   `inline_sg`, of the memory of `command` or `kept`.
-pub(crate) struct Request(NonNull<Inner>);
-
+/// - While the command is parsed, or nvmet has it, `req.sg` is null, or the list of `data`. While
+///   nvmet executes it, it may be `bytes`, a list of the memory of `command` or `kept`.
 #[repr(C)]
-struct Inner {
+pub(crate) struct Request {
     req: Opaque<bindings::nvmet_req>,
     owner: mem::MaybeUninit<Taken<Response>>,
     state: State,
@@ -745,7 +743,8 @@ struct Inner {
     keyed: bool,
     /// The data that have come with the command.
     inline: (*mut c_void, usize),
-    inline_sg: Opaque<bindings::scatterlist>,
+    /// The list of data of the command or of `kept`.
+    bytes: Opaque<bindings::scatterlist>,
     command: Option<Recv>,
     cqe: Buf<ToDevice>,
     data: Ctx<Bidirectional, Pages>,
@@ -762,51 +761,37 @@ unsafe impl Send for Request {}
 // SAFETY: A shared one gives shared access to its buffers only.
 unsafe impl Sync for Request {}
 
+// Nothing has the address of a request but nvmet, while it has the request.
+impl Unpin for Request {}
+
 impl Request {
-    /// Allocates a request.
-    pub(crate) fn new(pd: &Pd, cx: &Sleepable) -> Result<Self> {
-        let init = try_init!(Inner {
+    /// Makes a request.
+    pub(crate) fn new<'a>(pd: &'a Pd, cx: &'a Sleepable) -> impl Init<Self, Error> + 'a {
+        try_init!(Self {
             req <- pin_init::init_zeroed(),
             owner <- pin_init::uninit::<_, Error>(),
             state: State::Idle,
             status: 0,
             keyed: false,
             inline: (ptr::null_mut(), 0),
-            inline_sg <- pin_init::init_zeroed(),
+            bytes <- pin_init::init_zeroed(),
             command: None,
             cqe: Buf::alloc(pd, size_of::<bindings::nvme_completion>(), cx)?,
             data: Ctx::empty(GFP_KERNEL)?,
             kept: None,
             kept_len: 0,
             connects: None,
-        }? Error);
-        let inner = KBox::leak(KBox::init(init, GFP_KERNEL)?);
-        // INVARIANT: The box is new.
-        Ok(Self(NonNull::from(inner)))
-    }
-
-    fn inner(&mut self) -> &mut Inner {
-        // SAFETY: By the type invariant nobody uses the box but through this, which is borrowed
-        // exclusively: were it given to nvmet, its response could not be reached.
-        unsafe { self.0.as_mut() }
+        }? Error)
     }
 
     /// Returns the request, unless the command was not parsed, or has data.
     #[inline]
-    fn dataless(&mut self) -> Result<&mut Inner> {
-        let inner = self.inner();
+    fn dataless(&mut self) -> Result<&mut Self> {
         // SAFETY: Nobody else uses the request.
-        let has_none = unsafe { (*inner.req.get()).sg.is_null() };
-        (inner.state == State::Parsed && has_none)
-            .then_some(inner)
+        let has_none = unsafe { (*self.req.get()).sg_cnt == 0 };
+        (self.state == State::Parsed && has_none)
+            .then_some(self)
             .ok_or(EINVAL)
-    }
-
-    fn shared(&self) -> &Inner {
-        // SAFETY: By the type invariant nobody uses the box but through this, which is borrowed, or
-        // nvmet has the request, and has called `disc_traddr`, which lends the response meanwhile.
-        // Then C writes to `req` only, which is opaque.
-        unsafe { self.0.as_ref() }
     }
 
     /// Parses a command, of which `len` bytes have come (`nvmet_req_init`). Returns the response if
@@ -820,14 +805,14 @@ impl Request {
         sq: &Sq,
         _cx: &Sleepable,
     ) -> Result<Option<Taken<Response>>, Taken<Response>> {
-        if response.request.inner().state != State::Idle {
+        if response.request.state != State::Idle {
             response.request.abandon();
         }
-        let received = (response.request.inner()).receive(command, len, sq.0.nport.raw);
+        let received = response.request.receive(command, len, sq.0.nport.raw);
         let mut refused = Some(response);
         let parsed = sq.with(|raw| {
             let mut response = refused.take_if(|_| received)?;
-            if sq.0.ctrl().is_null() && !response.request.inner().connect(&sq.0) {
+            if sq.0.ctrl().is_null() && !response.request.connect(&sq.0) {
                 refused = Some(response);
                 return None;
             }
@@ -855,14 +840,13 @@ impl Request {
     #[inline]
     pub(crate) fn descriptor(&self) -> Option<(bool, [u64; 2])> {
         const FABRICS: u32 = bindings::nvmf_fabrics_opcode_nvme_fabrics_command;
-        let inner = self.shared();
-        if inner.state != State::Parsed {
+        if self.state != State::Parsed {
             return None;
         }
         // SAFETY: By the type invariant the request has its command, whose memory is lent, so the
         // device writes nothing there.
         unsafe {
-            let cmd = (*inner.req.get()).cmd;
+            let cmd = (*self.req.get()).cmd;
             let common = cmd.cast::<bindings::nvme_common_command>();
             // nvme_is_write()
             let kind = match u32::from((*common).opcode) {
@@ -879,112 +863,116 @@ impl Request {
     /// Makes bytes that have come with the command its data. Fails with `EINVAL` if there are none
     /// or not so many, or the command was not parsed.
     pub(crate) fn use_inline_sg(&mut self, offset: usize, len: u32) -> Result {
-        let inner = self.inner();
-        let (bytes, came) = inner.inline;
+        let (bytes, came) = self.inline;
         let end = offset.checked_add(len as usize).ok_or(EINVAL)?;
-        if inner.state != State::Parsed || len == 0 || end > came {
+        if self.state != State::Parsed || len == 0 || end > came {
             return Err(EINVAL);
         }
         // SAFETY: The memory of the command, which the request has, is kmalloc memory with so many
         // bytes at `bytes`.
-        unsafe { inner.use_bytes(bytes.byte_add(offset), len) };
+        unsafe { self.use_bytes(bytes.byte_add(offset), len) };
         Ok(())
     }
 
     /// Makes the first bytes of a buffer, which the request has from here on, the data of a read.
     /// Fails with `EINVAL` if it has not so many, or the command was not parsed, or has data.
     pub(crate) fn use_kept(&mut self, buf: Buf<ToDevice>, len: u32) -> Result {
-        let inner = self.dataless()?;
-        let (bytes, size) = lend(inner.kept.insert(buf));
+        let this = self.dataless()?;
+        let (bytes, size) = lend(this.kept.insert(buf));
         if len == 0 || len as usize > size {
             return Err(EINVAL);
         }
-        inner.kept_len = len as usize;
+        this.kept_len = len as usize;
         // SAFETY: The buffer, which the request has until it is released, is kmalloc memory with so
         // many bytes at `bytes`.
-        unsafe { inner.use_bytes(bytes, len) };
+        unsafe { this.use_bytes(bytes, len) };
         Ok(())
     }
 
     /// Returns the data of a read that nvmet has completed, if they are in a buffer that is kept.
     #[inline]
     pub(crate) fn kept(&self) -> Option<Sge<'_>> {
-        let inner = self.shared();
-        let kept = (inner.state == State::Done).then_some(inner.kept.as_ref()?)?;
-        kept.sge(0..inner.kept_len).ok()
+        let kept = (self.state == State::Done).then_some(self.kept.as_ref()?)?;
+        kept.sge(0..self.kept_len).ok()
     }
 
     /// Takes the buffer of a request that was released, for another one.
     #[inline]
     pub(crate) fn take_kept(&mut self) -> Option<Buf<ToDevice>> {
-        let inner = self.inner();
         // `take()` alone would copy the whole buffer even if there is none.
-        if inner.kept.is_none() || inner.state != State::Idle {
+        if self.kept.is_none() || self.state != State::Idle {
             return None;
         }
-        inner.kept.take()
+        self.kept.take()
     }
 
     /// Allocates the memory of a command's data (`sgl_alloc`). Fails with `ENOMEM`, or `EINVAL` if
     /// the command was not parsed or has data.
     pub(crate) fn alloc_sgls(&mut self, len: u32) -> Result {
-        let (inner, mut entries) = (self.dataless()?, 0);
+        let (this, mut entries) = (self.dataless()?, 0);
         // SAFETY: The number is valid for writes.
         let list =
             unsafe { bindings::sgl_alloc(len.into(), bindings::GFP_KERNEL, &raw mut entries) };
         let list = NonNull::new(list).ok_or(ENOMEM)?;
         // INVARIANT: The list was just allocated.
-        inner.data.fill(Pages { list, entries })?;
-        inner.keyed = true;
+        this.data.fill(Pages { list, entries })?;
+        this.keyed = true;
         // INVARIANT: The list is that of `data`.
-        inner.set_data(list.as_ptr(), entries, len);
+        this.set_data(list.as_ptr(), entries, len);
         Ok(())
     }
 
     /// Reads all data from the host.
     #[inline]
     pub(crate) fn read(&self, remote: Remote, cx: &Sleepable) -> Rw<'_> {
-        Rw::read(&self.shared().data, .., remote, cx)
+        Rw::read(&self.data, .., remote, cx)
     }
 
     /// Writes all data to the host.
     #[inline]
     pub(crate) fn write(&self, remote: Remote, cx: &Sleepable) -> Rw<'_> {
-        Rw::write(&self.shared().data, .., remote, cx)
+        Rw::write(&self.data, .., remote, cx)
     }
 
     /// The transfer of the data that was prepared.
     #[inline]
     pub(crate) fn prepared(&self) -> Rw<'_> {
-        Rw::prepared(&self.shared().data)
+        Rw::prepared(&self.data)
     }
 
     /// Executes a command that was parsed, whose response goes to [`Target::queue_response`]
     /// (`req->execute`). Drops any other response.
     #[inline]
     pub(crate) fn execute(mut response: Taken<Response>, _cx: &Sleepable) {
-        let inner = response.request.inner();
-        if inner.state != State::Parsed {
+        let request = &mut response.request;
+        if request.state != State::Parsed {
             return;
         }
-        if inner.keyed && inner.data.len() == 0 {
+        if request.keyed && request.data.len() == 0 {
             // The memory was lost with a transfer that has failed.
-            inner.set_data(ptr::null_mut(), 0, 0);
+            request.set_data(ptr::null_mut(), 0, 0);
             let status = bindings::NVME_SC_DATA_XFER_ERROR as u16;
             return Self::complete(response, status, None);
         }
+        let (bytes, keyed) = (request.bytes.get(), request.keyed);
         let req = give(response);
         // SAFETY: The command was parsed, so the function is set, and the data are in place. nvmet
         // calls `queue_response` when it was executed.
-        unsafe { (*req).execute.inspect(|execute| execute(req)) };
+        unsafe {
+            if !keyed && (*req).sg_cnt != 0 {
+                // INVARIANT: The list was initialised for the data.
+                (*req).sg = bytes;
+            }
+            (*req).execute.inspect(|execute| execute(req));
+        }
     }
 
     /// Completes a command that was parsed, and is not to be executed (`nvmet_req_complete`), with
     /// the offset of the field of the command that is wrong. Its response goes to
     /// [`Target::queue_response`]. Drops any other response.
     #[cold]
-    pub(crate) fn complete(mut response: Taken<Response>, status: u16, error_loc: Option<u16>) {
-        if response.request.inner().state != State::Parsed {
+    pub(crate) fn complete(response: Taken<Response>, status: u16, error_loc: Option<u16>) {
+        if response.request.state != State::Parsed {
             return;
         }
         let req = give(response);
@@ -998,40 +986,37 @@ impl Request {
     /// Returns the status in the completion, zero for success; `None` until that is written.
     #[inline]
     pub(crate) fn status(&self) -> Option<u16> {
-        let inner = self.shared();
-        (inner.state == State::Done).then_some(inner.status)
+        (self.state == State::Done).then_some(self.status)
     }
 
     /// Takes the command of a request that nvmet has completed, to receive another one.
     #[inline]
     pub(crate) fn take_command(&mut self) -> Option<Recv> {
-        let inner = self.inner();
-        (inner.state == State::Done).then(|| inner.take_command())?
+        (self.state == State::Done).then(|| self.take_recv())?
     }
 
     /// Returns the completion, to be sent.
     #[inline]
     pub(crate) fn cqe(&self) -> Sge<'_> {
-        self.shared().cqe.whole()
+        self.cqe.whole()
     }
 
     /// Ends all use of the request: frees the data, drops the command, and uninitialises the
     /// request if it was parsed and is not to be executed (`nvmet_req_uninit`).
     #[inline]
     pub(crate) fn release(&mut self) {
-        let inner = self.inner();
-        if inner.state == State::Parsed {
-            inner.connected();
+        if self.state == State::Parsed {
+            self.connected();
             // SAFETY: By the type invariant the command was parsed, and nvmet does not have it.
-            unsafe { bindings::nvmet_req_uninit(inner.req.get()) };
+            unsafe { bindings::nvmet_req_uninit(self.req.get()) };
         }
-        inner.state = State::Idle;
-        inner.kept_len = 0;
-        if mem::replace(&mut inner.keyed, false) {
-            drop(inner.data.take());
+        self.state = State::Idle;
+        self.kept_len = 0;
+        if mem::replace(&mut self.keyed, false) {
+            drop(self.data.take());
         }
-        if inner.command.is_some() {
-            drop(inner.take_command());
+        if self.command.is_some() {
+            drop(self.take_recv());
         }
     }
 
@@ -1042,7 +1027,7 @@ impl Request {
     }
 }
 
-impl Inner {
+impl Request {
     /// Puts the memory of a command, of which `len` bytes have come, in place. Returns `false` if
     /// it is too short.
     #[inline]
@@ -1094,7 +1079,7 @@ impl Inner {
     }
 
     #[inline(never)]
-    fn take_command(&mut self) -> Option<Recv> {
+    fn take_recv(&mut self) -> Option<Recv> {
         let mut recv = self.command.take()?;
         let command = recv.command();
         give_back(&mut command.capsule);
@@ -1113,11 +1098,10 @@ impl Inner {
     /// `bytes` is kmalloc memory of `command` or `kept`, of at least `len` bytes.
     #[inline]
     unsafe fn use_bytes(&mut self, bytes: *mut c_void, len: u32) {
-        let sg = self.inline_sg.get();
         // SAFETY: The list is valid for writes, and the memory as long, as the caller promises.
-        unsafe { bindings::sg_init_one(sg, bytes, len) };
-        // INVARIANT: The list, which stays where it is, in the box, is of `command` or `kept`.
-        self.set_data(sg, 1, len);
+        unsafe { bindings::sg_init_one(self.bytes.get(), bytes, len) };
+        // The address of the list is that at which nvmet gets the request.
+        self.set_data(ptr::null_mut(), 1, len);
     }
 
     /// Sets the list of the command's data.
@@ -1133,14 +1117,14 @@ impl Inner {
 
 /// Gives a request to nvmet, with its response.
 #[inline]
-fn give(response: Taken<Response>) -> *mut bindings::nvmet_req {
-    let inner = response.request.0.as_ptr();
-    // SAFETY: By the invariant of `Request` nobody uses the box but through the response.
-    // INVARIANT: The response is in the box, so nothing reaches that but nvmet.
+fn give(mut response: Taken<Response>) -> *mut bindings::nvmet_req {
+    let request = &raw mut response.request;
+    // SAFETY: The request is valid while its response is taken, and nobody else uses it.
+    // INVARIANT: The response is in the request, so nothing reaches either but nvmet.
     unsafe {
-        (*inner).state = State::Given;
-        (*inner).owner.write(response);
-        (&raw mut (*inner).req).cast()
+        (*request).state = State::Given;
+        (*request).owner.write(response);
+        (&raw mut (*request).req).cast()
     }
 }
 
@@ -1154,16 +1138,14 @@ unsafe fn take_back(req: *mut bindings::nvmet_req, state: State) -> Taken<Respon
     // SAFETY: The request was given, as the caller promises, so the response is there, and is taken
     // once.
     unsafe {
-        let inner = given(req);
-        (*inner).state = state;
-        (*inner).owner.assume_init_read()
+        let request = given(req);
+        (*request).state = state;
+        (*request).owner.assume_init_read()
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
         self.release();
-        // SAFETY: By the type invariant the box is this's own, and was leaked.
-        drop(unsafe { KBox::from_raw(self.0.as_ptr()) });
     }
 }

@@ -1297,11 +1297,11 @@ pub(crate) struct Response {
 }
 
 impl Response {
-    fn alloc(pd: &Pd, cx: &Sleepable) -> Result<Self> {
-        Ok(Self {
+    fn alloc<'a>(pd: &'a Pd, cx: &'a Sleepable) -> impl Init<Self, Error> + 'a {
+        try_init!(Self {
             send_cqe: Cqe::new(),
             read_cqe: Cqe::new(),
-            request: Request::new(pd, cx)?,
+            request <- Request::new(pd, cx),
             queue: None,
             data: Data::None,
             remote: Remote { addr: 0, rkey: 0 },
@@ -1309,7 +1309,7 @@ impl Response {
             n_rdma: 0,
             has_places: false,
             invalidate_rkey: None,
-        })
+        }? Error)
     }
 
     #[inline]
