@@ -69,8 +69,8 @@ HOST, TARGET = 2, 3
 
 
 def queue_lost(ground, end, bs):
-    # The deletion of the disk waits for its requests, uninterruptibly: for two minutes, that of the drain and that of the
-    # QP's end.
+    # The deletion of the disk waits for its requests, uninterruptibly: a minute for the drain of the queue, and one for
+    # the end of its QP.
     nvme.write("/proc/sys/kernel/hung_task_timeout_secs", 240)
     with device(ground) as (lossy, target, backing):
         with ground.controller(target, nr_io_queues=1) as host, Load(host.disk(), bs=bs, iodepth=32) as load:
