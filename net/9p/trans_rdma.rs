@@ -336,10 +336,8 @@ impl Conn {
         self.id.release_handler(cx);
         // If there is no connection, the drain flushes the requests.
         let _ = self.id.disconnect(cx);
-        let tags = [&self.tags, &self.flush];
-        let drained = tags
-            .into_iter()
-            .try_for_each(|tags| tags.reclaim(&self.qp, cx));
+        let drained = self.tags.reclaim(&self.qp, cx);
+        let drained = drained.and_then(|()| self.flush.reclaim(&self.qp, cx));
         let stopped = drained.or_else(|e| {
             pr_err!("QP {} was not drained: {e:?}\n", self.qp.num());
             self.flush.close(ENOTCONN);
@@ -419,11 +417,9 @@ impl Conn {
             (tags, id.index) = (&self.flush, 0);
         }
         let mut waiting = tags.reply(wc, id)?;
-        let reply = waiting.reply.as_mut().ok_or(EPROTO)?;
-        if !reply.is_answered_by(header.kind) {
-            return Err(EPROTO);
-        }
-        reply.fill(bytes)?;
+        let reply = waiting.reply.as_mut();
+        let reply = reply.filter(|reply| reply.is_answered_by(header.kind));
+        reply.ok_or(EPROTO)?.fill(bytes)?;
         waiting.outcome = Some(Outcome::Received);
         // A reply to what is flushed would have come before this.
         if header.kind == bindings::p9_msg_t_P9_RFLUSH as u8 {
