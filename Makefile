@@ -6,7 +6,7 @@ export KERNEL
 sandbox := scripts/sandbox
 
 .PHONY: help modules modules_install demo test vm check kunit random soak faults fuzz storms nvme nvme-hostile nvme-power \
-	races rt bench patches doc rust-analyzer deb package-test hosts next intree ulp on-device update clean distclean
+	ninep races rt bench patches doc rust-analyzer deb package-test hosts next intree ulp on-device update clean distclean
 
 ifneq ($(KDIR),)
 
@@ -93,6 +93,8 @@ help:
 	@echo '                 kernel or with CHECKERS=1 on that with checkers; goes on where it was ended'
 	@echo 'make nvme-power  a TARGET= and a HOST= in two kernels, of which one loses its power under load'
 	@echo 'make nvme-hostile  hosts and targets that lie, against a TARGET= and a HOST= of NVMe over RDMA'
+	@echo 'make ninep       9P over RDMA, a TRANSPORT= (rust, c; with CHECKERS=1 faults, c-faults), each case in a kernel of its'
+	@echo '                 own, the stock one or with CHECKERS=1 that with checkers'
 	@echo 'make races       the KUnit suites and those with userspace under KCSAN, SUITE=rdma_cq* only some'
 	@echo 'make rt          the KUnit suites and those with userspace under PREEMPT_RT, SUITE=rdma_cq* only some'
 	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 20 minutes'
@@ -182,6 +184,9 @@ nvme-hostile:
 
 nvme-power:
 	@$(sandbox) $(tally) scripts/nvme-power $(call given,HOST,host) $(call given,TARGET,target)
+
+ninep:
+	@$(sandbox) $(tally) scripts/ninep --kernel $(if $(CHECKERS),um-debug,stock) $(call given,TRANSPORT,transport)
 
 races rt:
 	@$(sandbox) scripts/$@ $(if $(SUITE),'$(SUITE)')

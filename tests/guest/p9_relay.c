@@ -23,11 +23,12 @@
 #include <rdma/rdma_verbs.h>
 
 #define DEPTH 64
+#define MAX_REQUEST (256 * 1024)
 #define MAX_MESSAGE (1024 * 1024)
 
 enum { HEADER = 7, TVERSION = 100, TFLUSH = 108, TREAD = 116 };
 
-static char (*requests)[MAX_MESSAGE], *reply;
+static char (*requests)[MAX_REQUEST], *reply;
 static struct ibv_mr *requests_mr, *reply_mr;
 static struct rdma_cm_id *id;
 static const char *how = "";
@@ -248,7 +249,7 @@ static int overtake(const char *request)
 
 static void post_recv(void *request)
 {
-	if (rdma_post_recv(id, request, request, MAX_MESSAGE, requests_mr))
+	if (rdma_post_recv(id, request, request, MAX_REQUEST, requests_mr))
 		warn("post receive");
 }
 
@@ -265,7 +266,7 @@ static void serve(int port)
 	server = socket(AF_INET, SOCK_STREAM, 0);
 	check(connect(server, (void *)&addr, sizeof(addr)), "connect to the server");
 	setsockopt(server, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-	requests_mr = rdma_reg_msgs(id, requests, (size_t)DEPTH * MAX_MESSAGE);
+	requests_mr = rdma_reg_msgs(id, requests, (size_t)DEPTH * MAX_REQUEST);
 	reply_mr = rdma_reg_msgs(id, reply, MAX_MESSAGE + 100000);
 	if (!requests_mr || !reply_mr)
 		err(1, "register memory");
@@ -316,7 +317,7 @@ int main(int argc, char **argv)
 		how = argv[4];
 	if (argc > 5)
 		count = atoi(argv[5]);
-	requests = malloc((size_t)DEPTH * MAX_MESSAGE);
+	requests = malloc((size_t)DEPTH * MAX_REQUEST);
 	reply = malloc(MAX_MESSAGE + 100000);
 	if (!requests || !reply)
 		err(1, "memory");

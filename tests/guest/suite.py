@@ -17,9 +17,9 @@ from case import CASES, SECONDS, bound, names
 from cases import modules, pings, ulps, kv, hostile, strangers, iwarp, nvme, ninep, storms, tracing, ondevice, ends  # pylint: disable=unused-import
 
 # C's transport for 9P, which may end the kernel, and what takes minutes.
-NAMED = ("9p c", "9p faults", "9p long")
+NAMED = ("9p c", "9p c faults", "9p faults", "9p long")
 # Each place that fails has a mount of its own.
-PATIENCE = {"9p faults": 8}
+PATIENCE = {"9p faults": 8, "9p c faults": 8}
 
 
 def group_of(name):

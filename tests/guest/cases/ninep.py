@@ -174,7 +174,7 @@ def options(transport):
         assert not done.returncode, done.stderr
         try:
             shown = next(line for line in Path("/proc/mounts").read_text().splitlines() if f" {MOUNT} " in line)
-            assert f"trans=rdma_rs,port={port},sq=7,rq=9,timeout=20000" in shown, shown
+            assert f"trans={transport},port={port},sq=7,rq=9,timeout=20000" in shown, shown
             works()
         finally:
             unmount()
@@ -334,6 +334,10 @@ def relay_that_ends(how=""):
             timer.cancel()
 
 
+# What is allocated at other places is the same with these, and is less.
+SMALL = ("sq=4", "rq=4", "msize=16384")
+
+
 def is_mounted():
     return f" {MOUNT} " in Path("/proc/mounts").read_text()
 
@@ -385,7 +389,7 @@ def fails_in_use(transport, action, again):
             fired = True
             while fired:
                 with relay_that_ends() as port:
-                    mount_here(transport, port)
+                    mount_here(transport, port, *SMALL)
                     for _ in range(again):
                         fired, said = faults.attempt(action, nth)
                         assert "AssertionError" not in said, said
@@ -404,7 +408,7 @@ def killed_reader(nth):
     end. Returns whether one has."""
     reader = subprocess.Popen(["cat", MOUNT / "works"], stderr=subprocess.DEVNULL)
     fail_nth = Path(f"/proc/{reader.pid}/task/{reader.pid}/fail-nth")
-    while not held():
+    while not told():
         assert reader.poll() is None, "a reader has ended"
         time.sleep(0.05)
     faults.write(fail_nth, nth)
@@ -421,7 +425,7 @@ def fails_to_flush(transport):
             fired = True
             while fired:
                 with relay_that_ends("hold") as port:
-                    mount_here(transport, port)
+                    mount_here(transport, port, *SMALL)
                     try:
                         works()
                         fired = killed_reader(nth)
@@ -442,13 +446,16 @@ def is_lost():
     return False
 
 
-def declare(prefix, long, transport, lies=LIES):
-    """The cases of a transport; `long` begins the names of those that take longer in a kernel with checkers."""
+def declare(prefix, slow, transport, lies=LIES):
+    """The cases of a transport; `slow` begins the names of those that take longer, which depends on the kernel."""
     for name, function in (
             ("attributes and locks", attributes),
+            ("options are shown, and those that cannot be are refused", options),
             ("it is not unloaded under a mount", unload),
             ("mounted from a network namespace that ends", namespace),
             ("reads that are flushed give their requests back", flushed),
+            ("a read that is answered while its flush waits", overtaken),
+            ("a mount that is killed before the server has answered", version_flushed),
             ("a server that is silent, and then killed", silent),
             ("rdma link delete under a mount", removal)):
         case(f"{prefix}: {name}", transport)(function)
@@ -458,27 +465,28 @@ def declare(prefix, long, transport, lies=LIES):
             ("a tree is copied, and read back", tree),
             ("fio verifies what many processes have written, more than requests can be sent at once", verify),
             (f"{PROCESSES} processes at once", many)):
-        case(f"{long}: {name}", transport)(function)
-        if not STOCK:
-            case(f"{long}: siw: {name}", function, transport)(on_siw)
-    if not STOCK:
-        # Emulated, the compiler takes a minute. Deleting a link of siw waits until the relay, which is a process on it,
-        # has ended.
-        case(f"{long}: a source is copied, compared and compiled", transport)(compiled)
-        case(f"{prefix}: siw: reads that are flushed give their requests back", flushed, transport)(on_siw)
-        for how in FEW_LIES:
-            case(f"{prefix}: siw: a server that lies: {how}", lied, transport, how)(on_siw)
+        case(f"{prefix if STOCK else slow}: {name}", transport)(function)
+        case(f"{slow}: siw: {name}", function, transport)(on_siw)
+    case(f"{slow}: a source is copied, compared and compiled", transport)(compiled)
+    # Deleting a link of siw waits until the relay, which is a process on it, has ended.
+    few = slow if STOCK else prefix
+    case(f"{few}: siw: reads that are flushed give their requests back", flushed, transport)(on_siw)
+    for how in FEW_LIES:
+        case(f"{few}: siw: a server that lies: {how}", lied, transport, how)(on_siw)
+
+
+def declare_faults(prefix, transport):
+    """The cases in which allocations fail."""
+    case(f"{prefix}: flushes", transport)(fails_to_flush)
+    case(f"{prefix}: mount", transport)(fails_to_mount)
+    case(f"{prefix}: use", transport, uses, 100)(fails_in_use)
+    case(f"{prefix}: unmount", transport, unmount_here, 1)(fails_in_use)
 
 
 # Neither the other kernels with checkers nor Debian's for arm64 have 9P.
 if FLAVOUR.partition(".")[0] in ("stock", "um-debug"):
-    declare("9p", "9p" if STOCK else "9p long", "rdma_rs", LIES if STOCK else FEW_LIES)
-    case("9p: options are shown, and those that cannot be are refused", "rdma_rs")(options)
-    case("9p: a read that is answered while its flush waits", "rdma_rs")(overtaken)
-    case("9p: a mount that is killed before the server has answered", "rdma_rs")(version_flushed)
+    declare("9p", "9p long", "rdma_rs", LIES if STOCK else FEW_LIES)
     declare("9p c", "9p c", "rdma")
     if not STOCK:
-        case("9p faults: flushes", "rdma_rs")(fails_to_flush)
-        case("9p faults: mount", "rdma_rs")(fails_to_mount)
-        case("9p faults: use", "rdma_rs", uses, 100)(fails_in_use)
-        case("9p faults: unmount", "rdma_rs", unmount_here, 1)(fails_in_use)
+        declare_faults("9p faults", "rdma_rs")
+        declare_faults("9p c faults", "rdma")
