@@ -307,6 +307,11 @@ def on_siw(function, *args):
         link()
 
 
+# The place of ucma_create_uevent() in ucma_connect_event_handler(): the relay's kernel destroys the id of the request
+# then in that id's own handler, whose mutex rdma_destroy_id() waits for.
+UCMA_EVENT = "1930bb399dee0ba4"
+
+
 @contextmanager
 def places():
     """Has allocations fail in threads that say so: at each place once."""
@@ -317,24 +322,31 @@ def places():
     faults.prepare()
     faults.write(faults.PLACES / "shared", "debugfs_create_file")
     faults.write(faults.PLACES / "known", "\n")
+    faults.write(faults.PLACES / "known", UCMA_EVENT)
     faults.write("/sys/kernel/debug/fail_page_alloc/min-order", 20)
     yield
 
 
 @contextmanager
+def ends_if_stuck(process):
+    """Ends a relay that what is done waits for: a fault may have cost it an event (ib_uverbs_comp_handler()), so that it
+    no longer replies. What waits for a reply ends with the connection then."""
+    timer = threading.Timer(200, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
 def relay_that_ends(how=""):
-    """A relay to the end of what is done. A fault may have cost it an event (ib_uverbs_comp_handler()), so that it no
-    longer replies: what waits for a reply ends with the connection then."""
-    with relay(how) as (port, process):
-        timer = threading.Timer(200, process.kill)
-        timer.start()
-        try:
-            yield port
-        finally:
-            timer.cancel()
+    """A relay to the end of what is done."""
+    with relay(how) as (port, process), ends_if_stuck(process):
+        yield port
 
 
-# What is allocated at other places is the same with these, and is less.
+# Less is allocated with these, at the same places.
 SMALL = ("sq=4", "rq=4", "msize=16384")
 
 
@@ -388,15 +400,21 @@ def fails_in_use(transport, action, again):
         for nth in faults.EACH.values():
             fired = True
             while fired:
-                with relay_that_ends() as port:
-                    mount_here(transport, port, *SMALL)
+                with relay() as (port, process):
+                    with ends_if_stuck(process):
+                        mount_here(transport, port, *SMALL)
                     for _ in range(again):
-                        fired, said = faults.attempt(action, nth)
-                        assert "AssertionError" not in said, said
-                        if not fired or not is_mounted() or is_lost():
+                        with ends_if_stuck(process):
+                            fired, said = faults.attempt(action, nth)
+                            assert "AssertionError" not in said, said
+                            lost = is_mounted() and is_lost()
+                        # If the mount was lost, places may be left.
+                        fired = fired or lost
+                        if not fired or lost or not is_mounted():
                             break
                     if is_mounted():
-                        unmount_here()
+                        with ends_if_stuck(process):
+                            unmount_here()
         still_works(transport)
     count = failed_places()
     assert count, "no allocation has failed"
