@@ -3,7 +3,7 @@
 //! The steps that inject faults.
 //!
 //! The device does only what real devices do: no request completes twice, and no CQ is overrun.
-//! Owners are leaked then, as they have to be; `tests/kunit/null_*.rs` is for that. What never
+//! Owners are leaked then, as they have to be; `tests/kunit/null` is for that. What never
 //! completes is in `lost.rs`.
 
 use crate::{

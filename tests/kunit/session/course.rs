@@ -2,7 +2,7 @@
 
 //! The steps of a ULP, from the first one to the last.
 
-#[path = "../examples/course.rs"]
+#[path = "../../examples/course.rs"]
 mod steps;
 
 #[cfg(has_faults)]

@@ -2,7 +2,7 @@
 
 //! The example of an owner of another subsystem's memory, from one end to the other.
 
-#[path = "../examples/sg_owner.rs"]
+#[path = "../../examples/sg_owner.rs"]
 mod example;
 
 use crate::fixture::{
