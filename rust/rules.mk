@@ -107,6 +107,11 @@ rdma-user-flags := -Cmetadata=$(rdma-build) -L $(rdma-crate) -L $(rdma-bindings)
 # What a crate that uses `rdma_null`, the device for tests, is compiled with.
 rdma-null-flags := -L $(obj)/drivers/null --extern rdma_null
 
+# A crate of one object that uses `rdma`, and one that uses both.
+rdma-user = $(eval $(obj)/$(1): $(rdma-crate)/rdma.o)$(eval RUSTFLAGS_$(1) := $(rdma-user-flags))
+rdma-null-user = $(eval $(obj)/$(1): $(rdma-crate)/rdma.o $(obj)/drivers/null/rdma_null.o) \
+	$(eval RUSTFLAGS_$(1) := $(rdma-user-flags) $(rdma-null-flags))
+
 # Export a crate's Rust symbols: ULPs, some of them not here, link against them.
 quiet_cmd_rdma_exports = EXPORTS $(quiet_modtag) $@
       cmd_rdma_exports = \
