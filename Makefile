@@ -198,13 +198,13 @@ vm:
 	@$(sandbox) scripts/vm
 
 deb:
-	@git archive HEAD | $(sandbox) scripts/deb
+	@git archive HEAD | $(sandbox) scripts/packaging/deb
 
 hosts intree next:
 	@$(sandbox) $(tally) scripts/$@
 
 package-test:
-	@git archive HEAD | $(sandbox) $(tally) scripts/package-test
+	@git archive HEAD | $(sandbox) $(tally) scripts/packaging/package-test
 
 # $(call quoted,VARIABLE): its value as the user has written it, as one word of the shell.
 quoted = '$(subst ','\'',$(value $(1)))'

@@ -183,5 +183,5 @@ before_failures() {
 
 # clean_log PREFIX FILE: a test that left something bad in the kernel log has failed.
 clean_log() {
-	"$top/scripts/scan-log" "$2" | sed "s/^/not ok $1: /"
+	"$top/scripts/logs/scan-log" "$2" | sed "s/^/not ok $1: /"
 }

@@ -71,7 +71,7 @@ def known(lines, ends):
 
 def reports(log, host, target):
     """What a log says that a healthy kernel does not: the case, the line, and what is known about it, if anything."""
-    said = subprocess.run([TOP / "scripts/scan-log", log], capture_output=True, text=True, check=False)
+    said = subprocess.run([TOP / "scripts/logs/scan-log", log], capture_output=True, text=True, check=False)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     reasons, place = known(lines, {"host": host, "target": target}), 0
     for line in said.stdout.splitlines():

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 TOP = Path(__file__).resolve().parents[1]
-sys.path += [str(TOP / "scripts"), str(TOP / "tests/guest")]
+sys.path += [str(TOP / "scripts/benchmark"), str(TOP / "tests/guest")]
 import bench_bytes
 import bench_nvme
 from bench_rows import counting, interval, key, rows, slower

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The hot paths of a ULP: a post to each queue, and a completion. `twin_c.c` does the same in C;
-//! `scripts/asm` compares the machine code. Never loaded.
+//! `scripts/checks/asm` compares the machine code. Never loaded.
 
 use kernel::prelude::*;
 use rdma::{

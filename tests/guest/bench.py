@@ -23,7 +23,7 @@ from pathlib import Path
 import bench_bytes
 import perftest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts/benchmark"))
 from bench_rows import key, slower
 
 BUILD = Path("/rdma-rs/build") / os.environ["flavour"]

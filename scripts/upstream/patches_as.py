@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from email.utils import format_datetime
 from pathlib import Path
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 # The number of groups of patches/order that are security fixes.
 SECURITY = 2
 HUNK = re.compile(r"^@@ -(\d+)", re.M)

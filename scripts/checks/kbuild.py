@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The command lines that kbuild has recorded, for tools that compile as it does.
 
-    scripts/kbuild.py OBJECT [TOOL]
+    scripts/checks/kbuild.py OBJECT [TOOL]
 
 Prints the command line for an object in build/, such as stock/samples/minimal/minimal.o, in the
 shell's syntax: with TOOL instead of the compiler, and without the source and all that is written. It
@@ -13,7 +13,7 @@ import shlex
 import sys
 from pathlib import Path
 
-BUILD = Path(__file__).resolve().parent.parent / "build"
+BUILD = Path(__file__).resolve().parents[2] / "build"
 
 
 def words(name):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Part of scripts/intree.py: the pages of Documentation as they are in the kernel's tree.
+"""Part of scripts/upstream/intree.py: the pages of Documentation as they are in the kernel's tree.
 
 What is in the tree has the name that it has there, and a patch that is sent on its own its subject. What
 points to something that stays here is in parentheses, which are left out, or is a fault of the page. Comments of sources name pages only."""
@@ -9,7 +9,7 @@ import textwrap
 from functools import cache
 from pathlib import Path
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 PATH = r"(?:drivers|packaging|patches|rust|samples|scripts|tests|upstream)/[\w/.*-]*[\w*]"
 WIDTH = 100
 

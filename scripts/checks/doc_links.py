@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Makes the links of the crate's pages lead somewhere, and looks whether each link leads somewhere.
 
-    scripts/doc_links.py DIR SOURCE
+    scripts/checks/doc_links.py DIR SOURCE
 
 Links to the kernel's source (srctree/) lead to that of kernel.org, if SOURCE, a kernel's source, has the file. Each
 page of the crate begins with a link to the other pages. A link within DIR must have its file, and the place in it.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import kbuild
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 CRATE = TOP / "rust/kernel/rdma"
 OUT = TOP / "build/callers"
 # Nothing is inlined, and each function has its whole path.
@@ -107,8 +107,8 @@ def of_samples(kernel):
 
 
 def of_examples(kernel):
-    """Returns {(type, name)}; scripts/examples makes the crate."""
-    loader = SourceFileLoader("examples", str(TOP / "scripts/examples"))
+    """Returns {(type, name)}; scripts/checks/examples makes the crate."""
+    loader = SourceFileLoader("examples", str(TOP / "scripts/checks/examples"))
     examples = module_from_spec(spec_from_loader("examples", loader))
     loader.exec_module(examples)
     # In one crate, code is made of one module's symbols only.

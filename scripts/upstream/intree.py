@@ -20,7 +20,7 @@ from pathlib import Path
 
 from intree_pages import Pages
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 SERIES = ("first", "rest")
 
 # Where a file goes to; the first prefix that fits counts. The rules of all modules are read by one
@@ -68,7 +68,7 @@ def place(name):
     for prefix, where in PLACES:
         if name.startswith(prefix):
             return where + name[len(prefix):]
-    sys.exit(f"error: {name} has no place in the kernel tree: scripts/intree.py")
+    sys.exit(f"error: {name} has no place in the kernel tree: scripts/upstream/intree.py")
 
 
 def moved(text):

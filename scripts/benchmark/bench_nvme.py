@@ -11,7 +11,7 @@ from statistics import median
 
 from bench_plot import Axis, Line, plot
 
-BOUNDS = Path(__file__).resolve().parent.parent / "tests/bench-nvme-bounds.tsv"
+BOUNDS = Path(__file__).resolve().parents[2] / "tests/bench-nvme-bounds.tsv"
 KEYS = ("load", "size", "mtu", "depth")
 HEAD = (*KEYS, "a", "b", "ratio", "spread", "p99 a, us", "p99 b, us", "p99 spread")
 # fio says how long a job took in milliseconds, so a figure is as coarse as that.
