@@ -104,13 +104,11 @@ RUSTFLAGS_rust/kernel/rdma/rdma.o += -Cmetadata=$(rdma-build) --emit=metadata=$(
 # What a crate that uses `rdma` is compiled with. What it exports itself may hand on types of `rdma`.
 rdma-user-flags := -Cmetadata=$(rdma-build) -L $(rdma-crate) -L $(rdma-bindings) -L $(rdma-macros) --extern rdma
 
+# $(call rdma-user,OBJECT): the object is a crate that uses `rdma`.
+rdma-user = $(eval $(obj)/$(1): $(rdma-crate)/rdma.o)$(eval RUSTFLAGS_$(1) := $(rdma-user-flags))
+
 # What a crate that uses `rdma_null`, the device for tests, is compiled with.
 rdma-null-flags := -L $(obj)/drivers/null --extern rdma_null
-
-# A crate of one object that uses `rdma`, and one that uses both.
-rdma-user = $(eval $(obj)/$(1): $(rdma-crate)/rdma.o)$(eval RUSTFLAGS_$(1) := $(rdma-user-flags))
-rdma-null-user = $(eval $(obj)/$(1): $(rdma-crate)/rdma.o $(obj)/drivers/null/rdma_null.o) \
-	$(eval RUSTFLAGS_$(1) := $(rdma-user-flags) $(rdma-null-flags))
 
 # Export a crate's Rust symbols: ULPs, some of them not here, link against them.
 quiet_cmd_rdma_exports = EXPORTS $(quiet_modtag) $@
