@@ -210,7 +210,7 @@ impl Inner {
         keeps: bool,
     ) -> Result<End> {
         let ops = self.ops();
-        let needs_marker = |queue| self.context.kept.iter().any(|it| it.needs_marker(queue));
+        let kept_needs = |queue| self.context.kept.iter().any(|it| it.needs_marker(queue));
         self.modifier().go_to_error()?;
         wait.last_wqe_reached()?;
 
@@ -222,8 +222,8 @@ impl Inner {
             Err(Unposted::Refused(e)) => {
                 // It posts an RDMA WRITE, and returns at once where that finds no room: then only
                 // what has a completion is known to come back.
-                let needs_marker = keeps || needs_marker(Queue::Send);
-                let drain = ops.drain_sq.filter(|_| !is_ud && !needs_marker);
+                let needs_marker = is_ud || keeps || kept_needs(Queue::Send);
+                let drain = ops.drain_sq.filter(|_| !needs_marker);
                 let drain = drain.ok_or_else(|| wait.refused(e))?;
                 // SAFETY: It is the device's, for the send queue of a QP that is not for datagrams.
                 unsafe { wait.drain_by_driver(drain, &self.send.cq) }?
@@ -233,7 +233,7 @@ impl Inner {
         if self.srq.is_none() {
             match wait.post(markers, Queue::Recv) {
                 Err(Unposted::Refused(e)) => {
-                    let drain = ops.drain_rq.filter(|_| !needs_marker(Queue::Recv));
+                    let drain = ops.drain_rq.filter(|_| !kept_needs(Queue::Recv));
                     let drain = drain.ok_or_else(|| wait.refused(e))?;
                     // SAFETY: It is the device's, for the receive queue.
                     unsafe { wait.drain_by_driver(drain, &self.recv.cq) }?

@@ -421,15 +421,17 @@ impl<T: Send + 'static> Requests<T> {
             builder.add(qp)?;
             let entry = entries.spare_capacity_mut().first_mut().ok_or(ENOMEM)?;
             let entry = entry.as_mut_ptr();
-            // SAFETY: The entry is valid for writes, and its fields are initialised then, so the
-            // vector has one more. If the value is not, it is not among those that are dropped. An
-            // `UnsafeCell` is where its value is.
+            // SAFETY: The entry is spare capacity, so it is valid for writes, and nothing has its
+            // address. An `UnsafeCell` has the layout of its value. If the initializer fails, the
+            // entry is not counted, so it is not dropped.
+            unsafe { pin_init::raw_try_init((&raw mut (*entry).value).cast::<T>(), value)? };
+            // SAFETY: As the entry is spare capacity, its other fields are valid for writes, too.
             unsafe {
-                pin_init::raw_try_init((&raw mut (*entry).value).cast::<T>(), value)?;
                 (&raw mut (*entry).state).write(State::new());
                 (&raw mut (*entry).qp).write([qp.target.qp_id; NAMED]);
-                entries.inc_len(1);
             }
+            // SAFETY: All three fields of the entry behind the last one are initialised now.
+            unsafe { entries.inc_len(1) };
         }
         let first = NonNull::from(&mut *entries).cast();
         let array = KBox::new(Array(entries), GFP_KERNEL)?;
