@@ -53,12 +53,13 @@ impl<C: Polled> CqeHandler for Request<C> {
 
     fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
         let (conn, places) = (this.conn.clone(), this.places);
+        drop(this);
+        conn.give(places);
+        // Whoever waits for the last one finds its places free.
         match wc.result() {
             Ok(_) => conn.sent.up(),
             Err(_) => conn.flushed.up(),
         };
-        drop(this);
-        conn.give(places);
     }
 }
 
