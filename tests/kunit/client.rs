@@ -23,6 +23,7 @@ use kernel::{
 };
 use rdma::{
     client::{
+        is_live,
         ModuleClient,
         Registration,
         Singleton, //
@@ -45,6 +46,8 @@ use rdma::{
 /// are there.
 static ADDED: Atomic<i32> = Atomic::new(0);
 static ADDED_BEFORE_READY: Atomic<i32> = Atomic::new(-1);
+/// Set if the module was live before it was loaded.
+static LIVE_BEFORE_READY: Atomic<bool> = Atomic::new(false);
 
 /// The module.
 pub(crate) struct Kunit;
@@ -58,6 +61,7 @@ impl Client for Kunit {
 
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
         ADDED_BEFORE_READY.store(ADDED.load(Relaxed), Relaxed);
+        LIVE_BEFORE_READY.store(is_live::<Self>(), Relaxed);
         Ok(())
     }
 }
@@ -239,6 +243,13 @@ mod tests {
     fn devices_are_added_before_ready() -> Result {
         check!(ADDED_BEFORE_READY.load(Relaxed) > 0);
         check_eq!(ADDED_BEFORE_READY.load(Relaxed), ADDED.load(Relaxed));
+        Ok(())
+    }
+
+    #[test]
+    fn is_live_once_it_is_loaded() -> Result {
+        check!(!LIVE_BEFORE_READY.load(Relaxed));
+        check!(is_live::<Kunit>());
         Ok(())
     }
 

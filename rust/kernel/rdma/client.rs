@@ -214,6 +214,29 @@ pub unsafe trait ModuleClient: Client {
     fn module() -> &'static ThisModule;
 }
 
+/// Returns whether the module of a client is live: until it is unloaded, which begins when nobody
+/// has a reference to it, another subsystem may use what the ULP has registered there.
+///
+/// # Examples
+///
+/// ```
+/// # use rdma::{client::{is_live, ModuleClient}, prelude::*};
+/// /// Frees what a subsystem has the address of, and uses with a reference to the module.
+/// fn free<C: ModuleClient, T>(registered: KBox<T>) {
+///     match is_live::<C>() {
+///         true => core::mem::forget(registered),
+///         false => drop(registered),
+///     }
+/// }
+/// ```
+pub fn is_live<C: ModuleClient>() -> bool {
+    let module = C::module().as_ptr();
+    // SAFETY: The module is there while its code runs. C writes the state meanwhile. What is built
+    // into the kernel has no module.
+    let state = || unsafe { (&raw const (*module).state).read_volatile() };
+    module.is_null() || state() == bindings::module_state_MODULE_STATE_LIVE
+}
+
 /// A ULP's registration with the RDMA core, owned by its module.
 #[doc(hidden)]
 #[pin_data(PinnedDrop)]
