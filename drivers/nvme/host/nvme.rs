@@ -60,7 +60,10 @@ use kernel::{
     types::Opaque, //
 };
 use rdma::{
-    client::ModuleClient,
+    client::{
+        is_live,
+        ModuleClient, //
+    },
     context::{
         Context as _,
         Sleepable, //
@@ -217,8 +220,8 @@ impl<'a> Options<'a> {
     }
 }
 
-/// The address of the registration of a transport type; zero if there is none, and one while it is
-/// being made.
+/// The address of the [`Entry`] of a transport type; zero if it is not registered, and one while it
+/// is being made.
 pub(crate) struct Registered(Atomic<usize>);
 
 const MAKING: usize = 1;
@@ -229,15 +232,29 @@ impl Registered {
     }
 }
 
-/// A transport that is registered with nvme-fabrics (`struct nvmf_transport_ops`).
+/// A transport that is registered with nvme-fabrics. If it is dropped before the module is
+/// unloaded, its [`Entry`] is leaked.
 ///
 /// # Invariants
 ///
-/// `ops` is in the list of nvme-fabrics, and `registered`, which is that of no other registration,
-/// has the address of this.
-#[pin_data(PinnedDrop)]
+/// The entry is from a box, and is registered.
+pub(crate) struct Registration<T: Transport>(NonNull<Entry<T>>);
+
+// SAFETY: Transports may be registered and unregistered in any thread: their list is locked.
+unsafe impl<T: Transport> Send for Registration<T> {}
+// SAFETY: The list of nvme-fabrics is locked, and all else is `Sync`.
+unsafe impl<T: Transport> Sync for Registration<T> {}
+
+/// What nvme-fabrics uses of a transport (`struct nvmf_transport_ops`) as long as it has a
+/// reference to the module.
+///
+/// # Invariants
+///
+/// While there is a [`Registration`] of it, `ops` is in the list of nvme-fabrics, and `registered`,
+/// which is that of no other entry, has the address of this.
+#[pin_data]
 #[repr(C)]
-pub(crate) struct Registration<T: Transport> {
+struct Entry<T: Transport> {
     id: TypeId,
     registered: &'static Registered,
     #[pin]
@@ -247,44 +264,61 @@ pub(crate) struct Registration<T: Transport> {
     controllers: Mutex<KVec<ControllerRef<T>>>,
 }
 
-// SAFETY: Transports may be registered and unregistered in any thread: their list is locked.
-unsafe impl<T: Transport> Send for Registration<T> {}
-// SAFETY: The list of nvme-fabrics is locked, and all else is `Sync`.
-unsafe impl<T: Transport> Sync for Registration<T> {}
-
 impl<T: Transport> Registration<T> {
     /// Registers the transport. Fails with `EBUSY` if it is registered; `ENOMEM`. The last step of
     /// loading a module: controllers are made from here on.
-    pub(crate) fn new(_cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
+    pub(crate) fn new(_cx: &Sleepable) -> Result<Self> {
         let ops = bindings::nvmf_transport_ops {
             module: T::Client::module().as_ptr(),
             name: T::name().as_char_ptr(),
             required_opts: bindings::NVMF_OPT_TRADDR as c_int,
             allowed_opts: T::ALLOWED_OPTS as c_int,
-            create_ctrl: Some(Self::create_ctrl),
+            create_ctrl: Some(Entry::<T>::create_ctrl),
             ..Default::default()
         };
         let registered = T::registered();
-        let room = KBox::<Self>::new_uninit(GFP_KERNEL)?;
+        let room = KBox::<Entry<T>>::new_uninit(GFP_KERNEL)?;
         registered.0.cmpxchg(0, MAKING, Full).map_err(|_| EBUSY)?;
-        let init = pin_init!(Self {
+        let init = pin_init!(Entry {
             id: TypeId::of::<T>(),
             registered,
             ops: Opaque::new(ops),
             controllers <- new_mutex!(KVec::new()),
         });
-        // INVARIANT: Both follow.
-        let this = room.write_pin_init(init).map_err(Error::from)?;
-        registered.0.store(ptr::from_ref(&*this).addr(), Release);
+        let entry = room.write_pin_init(init).map_err(Error::from)?;
+        // SAFETY: The entry is not moved: it goes back into a box only to be freed.
+        let entry = KBox::leak(unsafe { Pin::into_inner_unchecked(entry) });
+        registered.0.store(ptr::from_ref(entry).addr(), Release);
         // It cannot fail, as there is a `create_ctrl`.
         //
-        // SAFETY: The structure is pinned, and stays until `drop` takes it out of the list. While
-        // nvme-fabrics uses it outside the lock of the list, it has a reference to the module.
-        unsafe { bindings::nvmf_register_transport(this.ops.get()) };
-        Ok(this)
+        // SAFETY: The structure stays where it is until `drop` has taken it out of the list, and
+        // the module is being unloaded. While nvme-fabrics uses it outside the lock of the list,
+        // it has a reference to the module.
+        unsafe { bindings::nvmf_register_transport(entry.ops.get()) };
+        // INVARIANT: It was just registered.
+        Ok(Self(entry.into()))
     }
 
-    /// Returns the registration.
+    fn entry(&self) -> &Entry<T> {
+        // SAFETY: By the type invariant the entry is valid, and it is only shared.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Deletes the controllers that `which` says, and waits for that (`nvme_delete_ctrl`). One that
+    /// is being created and was not started is left alone.
+    pub(crate) fn delete(&self, which: impl Fn(&Controller<T>) -> bool, _cx: &Sleepable) {
+        let controllers = self.entry().controllers.lock();
+        for ctrl in controllers.iter().filter(|ctrl| which(ctrl)) {
+            ctrl.delete();
+        }
+        drop(controllers);
+        // SAFETY: The work queue is there while nvme-core is; the caller may sleep.
+        unsafe { bindings::__flush_workqueue(bindings::nvme_delete_wq) };
+    }
+}
+
+impl<T: Transport> Entry<T> {
+    /// Returns the entry, if it is registered.
     ///
     /// # Safety
     ///
@@ -295,21 +329,9 @@ impl<T: Transport> Registration<T> {
             return None;
         }
         let raw = addr as *const TypeId;
-        // SAFETY: It is the address of a registration, of which the first field is its type, and
-        // which is dropped only when the module has no reference.
+        // SAFETY: It is the address of an entry, of which the first field is its type, and which is
+        // freed only when the module is being unloaded, so that it has no reference.
         unsafe { (*raw == TypeId::of::<T>()).then(|| &*raw.cast::<Self>()) }
-    }
-
-    /// Deletes the controllers that `which` says, and waits for that (`nvme_delete_ctrl`). One that
-    /// is being created and was not started is left alone.
-    pub(crate) fn delete(&self, which: impl Fn(&Controller<T>) -> bool, _cx: &Sleepable) {
-        let controllers = self.controllers.lock();
-        for ctrl in controllers.iter().filter(|ctrl| which(ctrl)) {
-            ctrl.delete();
-        }
-        drop(controllers);
-        // SAFETY: The work queue is there while nvme-core is; the caller may sleep.
-        unsafe { bindings::__flush_workqueue(bindings::nvme_delete_wq) };
     }
 
     /// Lists a controller.
@@ -415,15 +437,21 @@ impl<T: Transport> Registration<T> {
     }
 }
 
-#[pinned_drop]
-impl<T: Transport> PinnedDrop for Registration<T> {
-    fn drop(self: Pin<&mut Self>) {
-        // SAFETY: It is in the list by the type invariant.
-        unsafe { bindings::nvmf_unregister_transport(self.ops.get()) };
-        self.registered.0.store(0, Release);
+impl<T: Transport> Drop for Registration<T> {
+    fn drop(&mut self) {
+        let entry = self.entry();
+        // SAFETY: It is in the list by the invariants of both types.
+        unsafe { bindings::nvmf_unregister_transport(entry.ops.get()) };
+        entry.registered.0.store(0, Release);
         // A task may be between the end of `free_ctrl`, which has put the module, and its caller.
         //
-        // SAFETY: The module is being unloaded, in process context.
+        // SAFETY: Registrations are dropped in process context.
         unsafe { bindings::nvme_helper_synchronize_rcu_tasks() };
+        // Before the module is unloaded, nvme-fabrics may be about to call `create_ctrl`.
+        if !is_live::<T::Client>() {
+            // SAFETY: By the type invariant the entry is from a box. Nobody uses it, as the module
+            // has no reference.
+            drop(unsafe { KBox::from_raw(self.0.as_ptr()) });
+        }
     }
 }

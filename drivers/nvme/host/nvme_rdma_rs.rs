@@ -38,7 +38,7 @@ use nvme::Registration;
 struct Host {
     /// The transport, from the end of loading until unloading.
     #[pin]
-    transport: Mutex<Option<Pin<KBox<Registration<rdma::Rdma>>>>>,
+    transport: Mutex<Option<Registration<rdma::Rdma>>>,
 }
 
 impl Client for Host {

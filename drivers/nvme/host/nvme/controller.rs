@@ -4,9 +4,9 @@
 
 use super::{
     setup::Setup,
+    Entry,
     Failure,
     Options,
-    Registration,
     Transport, //
 };
 use crate::bindings;
@@ -599,9 +599,9 @@ impl<T: Transport> Controller<T> {
         // SAFETY: nvme-core calls this in a work item of its own, after it has ended all others of
         // the controller, and the queues are gone.
         unsafe { this.close() };
-        // SAFETY: The controller was created, so the module is in use and the registration there.
-        if let Some(registration) = unsafe { Registration::<T>::get() } {
-            registration.forget(this);
+        // SAFETY: The controller was created, so the module has a reference.
+        if let Some(entry) = unsafe { Entry::<T>::get() } {
+            entry.forget(this);
         }
     }
 
