@@ -26,15 +26,20 @@ use core::{
 };
 use kernel::{
     error::from_result,
+    module::this_module,
     new_mutex,
     prelude::*,
     seq_file::SeqFile,
-    str::CStr,
+    str::{
+        as_char_ptr_in_const_context,
+        CStr, //
+    },
     sync::{
         atomic::{
             Atomic,
             Full,
-            Relaxed, //
+            Relaxed,
+            Release, //
         },
         Arc,
         Completion,
@@ -43,7 +48,6 @@ use kernel::{
     types::Opaque, //
 };
 use rdma::{
-    client::ModuleClient,
     dma::ToDevice,
     prelude::{
         ClientRef,
@@ -73,9 +77,6 @@ pub(crate) struct Header {
 
 /// A transport of 9P.
 pub(crate) trait Transport: Send + Sync + Sized + 'static {
-    /// The ULP, whose module a mount has a reference to.
-    type Client: ModuleClient;
-
     /// The name that `trans=` takes.
     const NAME: &'static CStr;
     /// The length of the longest message.
@@ -505,53 +506,71 @@ struct Mount<T> {
     transport: Arc<T>,
 }
 
-/// A transport that users mount by (`v9fs_register_trans`). If it is forgotten, the module cannot
-/// be unloaded.
+/// The operations of a transport (`struct p9_trans_module`). They are in a static variable, as each
+/// mount uses them, with a reference to the module, also when they are no longer registered.
+pub(crate) struct Operations<T: Transport> {
+    raw: Opaque<bindings::p9_trans_module>,
+    is_registered: Atomic<bool>,
+    _transport: PhantomData<fn() -> T>,
+}
+
+// SAFETY: C locks what it writes, and a shared reference gives no access to it.
+unsafe impl<T: Transport> Sync for Operations<T> {}
+
+impl<T: Transport> Operations<T> {
+    pub(crate) const fn new() -> Self {
+        let raw = bindings::p9_trans_module {
+            name: as_char_ptr_in_const_context(T::NAME).cast_mut(),
+            maxsize: T::MAX_SIZE as c_int,
+            owner: this_module::<crate::RdmaClientModule>().as_ptr(),
+            create: Some(Registration::<T>::create),
+            close: Some(Registration::<T>::close),
+            request: Some(Registration::<T>::request),
+            cancel: Some(Registration::<T>::cancel),
+            show_options: Some(Registration::<T>::show_options),
+            ..pin_init::zeroed()
+        };
+        Self {
+            raw: Opaque::new(raw),
+            is_registered: Atomic::new(false),
+            _transport: PhantomData,
+        }
+    }
+}
+
+/// A transport that users mount by (`v9fs_register_trans`). It keeps the client: drop it in
+/// [`Client::unload`](rdma::client::Client::unload). If it is forgotten, the module cannot be
+/// unloaded.
 ///
 /// # Invariants
 ///
-/// `raw` is in the list of transports. The client keeps the text of the module until it is not.
-#[pin_data(PinnedDrop)]
+/// The operations are in the list of transports. The client keeps the text of the module until they
+/// are not.
 pub(crate) struct Registration<T: Transport> {
-    #[pin]
-    raw: Opaque<bindings::p9_trans_module>,
+    operations: &'static Operations<T>,
     _client: ClientRef,
-    _transport: PhantomData<T>,
 }
-
-// SAFETY: Transports may be registered and unregistered in any thread: their list is locked.
-unsafe impl<T: Transport> Send for Registration<T> {}
-// SAFETY: A shared one gives access to nothing.
-unsafe impl<T: Transport> Sync for Registration<T> {}
 
 impl<T: Transport> Registration<T> {
     /// Registers the transport. The last step of loading a module: there are mounts from here on.
-    /// Drop it in [`Client::unload`](rdma::client::Client::unload).
-    pub(crate) fn new(client: &ClientRef, _cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
-        let raw = bindings::p9_trans_module {
-            name: T::NAME.as_char_ptr().cast_mut(),
-            maxsize: T::MAX_SIZE as c_int,
-            owner: T::Client::module().as_ptr(),
-            create: Some(Self::create),
-            close: Some(Self::close),
-            request: Some(Self::request),
-            cancel: Some(Self::cancel),
-            show_options: Some(Self::show_options),
-            ..Default::default()
-        };
-        let init = pin_init!(Self {
-            raw: Opaque::new(raw),
+    /// Fails with `EBUSY` if it is registered.
+    pub(crate) fn new(
+        operations: &'static Operations<T>,
+        client: &ClientRef,
+        _cx: &Sleepable,
+    ) -> Result<Self> {
+        if operations.is_registered.xchg(true, Full) {
+            return Err(EBUSY);
+        }
+        // SAFETY: The structure is static, and in the list once, until `drop` takes it out. So long
+        // the client is kept, without which the module is not unloaded. A mount has a reference to
+        // the module while C uses it outside the lock of the list.
+        unsafe { bindings::v9fs_register_trans(operations.raw.get()) };
+        // INVARIANT: They are in the list from here on.
+        Ok(Self {
+            operations,
             _client: client.clone(),
-            _transport: PhantomData,
-        });
-        let this = KBox::pin_init(init, GFP_KERNEL)?;
-        // INVARIANT: It is in the list from here on.
-        //
-        // SAFETY: The structure is pinned, and stays until `drop` takes it out of the list, and so
-        // does the client, without which the module is not unloaded. A mount has a reference to the
-        // module while C uses it outside the lock of the list.
-        unsafe { bindings::v9fs_register_trans(this.raw.get()) };
-        Ok(this)
+        })
     }
 
     /// Returns what [`Self::create`] has made.
@@ -673,10 +692,10 @@ impl<T: Transport> Registration<T> {
     }
 }
 
-#[pinned_drop]
-impl<T: Transport> PinnedDrop for Registration<T> {
-    fn drop(self: Pin<&mut Self>) {
-        // SAFETY: It is in the list by the type invariant.
-        unsafe { bindings::v9fs_unregister_trans(self.raw.get()) };
+impl<T: Transport> Drop for Registration<T> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant they are in the list.
+        unsafe { bindings::v9fs_unregister_trans(self.operations.raw.get()) };
+        self.operations.is_registered.store(false, Release);
     }
 }

@@ -462,9 +462,9 @@ fn show(m: &SeqFile, name: &str, value: u32, default: u32) {
     }
 }
 
-impl Transport for Mount {
-    type Client = NineP;
+static OPERATIONS: client::Operations<Mount> = client::Operations::new();
 
+impl Transport for Mount {
     const NAME: &'static CStr = c"rdma_rs";
     const MAX_SIZE: u32 = MAX_SIZE;
 
@@ -517,7 +517,7 @@ impl Transport for Mount {
 struct NineP {
     /// The transport, from the end of loading until unloading.
     #[pin]
-    transport: Mutex<Option<Pin<KBox<client::Registration<Mount>>>>>,
+    transport: Mutex<Option<client::Registration<Mount>>>,
 }
 
 impl Client for NineP {
@@ -530,7 +530,7 @@ impl Client for NineP {
     }
 
     fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
-        let transport = client::Registration::new(client, cx)?;
+        let transport = client::Registration::new(&OPERATIONS, client, cx)?;
         *self.transport.lock() = Some(transport);
         Ok(())
     }
