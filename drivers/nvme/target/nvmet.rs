@@ -861,16 +861,17 @@ impl Request {
     }
 
     /// Makes bytes that have come with the command its data. Fails with `EINVAL` if there are none
-    /// or not so many, or the command was not parsed.
+    /// or not so many, or the command was not parsed, or has data.
     pub(crate) fn use_inline_sg(&mut self, offset: usize, len: u32) -> Result {
         let (bytes, came) = self.inline;
         let end = offset.checked_add(len as usize).ok_or(EINVAL)?;
-        if self.state != State::Parsed || len == 0 || end > came {
+        let this = self.dataless()?;
+        if len == 0 || end > came {
             return Err(EINVAL);
         }
         // SAFETY: The memory of the command, which the request has, is kmalloc memory with so many
         // bytes at `bytes`.
-        unsafe { self.use_bytes(bytes.byte_add(offset), len) };
+        unsafe { this.use_bytes(bytes.byte_add(offset), len) };
         Ok(())
     }
 
