@@ -62,6 +62,7 @@ use kernel::{
     }, //
 };
 use rdma::{
+    client::is_live,
     context::Context,
     dma::Direction,
     prelude::*,
@@ -146,11 +147,13 @@ impl Transport {
         Ok(())
     }
 
-    /// Unregisters the transport (`nvmet_unregister_transport`). No port is enabled.
+    /// Unregisters the transport (`nvmet_unregister_transport`) when the module is unloaded. Does
+    /// nothing before, as nvmet looks for the transport of a port that it disables.
     pub(crate) fn unregister(&self, _cx: &Sleepable) {
-        let client = self.client.lock().take();
+        let client = self.client.lock().take_if(|_| !is_live::<NvmetRdma>());
         if client.is_some() {
-            // SAFETY: It is registered, as `register` has set the client.
+            // SAFETY: It is registered, as `register` has set the client. No port is enabled, as
+            // each has a reference to the module.
             unsafe { bindings::nvmet_unregister_transport(&raw const *OPS) };
         }
     }
@@ -164,6 +167,10 @@ impl PinnedDrop for Transport {
         unsafe {
             self.unregister(&Sleepable::assume());
             bindings::nvmet_helper_flush_wq();
+        }
+        // One that stays registered is used, so the module is not unloaded.
+        if let Some(client) = self.client.lock().take() {
+            mem::forget((client, self.target.clone()));
         }
     }
 }
