@@ -27,7 +27,6 @@ use crate::{
     users::Users, //
 };
 use core::{
-    marker::PhantomData,
     mem,
     net,
     ptr::{
@@ -54,7 +53,10 @@ use kernel::{
         Mutex, //
     },
     time::Jiffies,
-    types::Opaque,
+    types::{
+        Opaque,
+        ScopeGuard, //
+    },
     workqueue::{
         self,
         Work,
@@ -215,9 +217,21 @@ unsafe extern "C" fn add_port(raw: *mut bindings::nvmet_port) -> c_int {
             closing <- new_work!("nvmet::Nport::closing"),
         });
         let nport = Arc::pin_init(init, GFP_KERNEL)?;
-        // SAFETY: The port is valid, and locked, as the caller promises.
-        let added = unsafe { nport.add(&cx) };
-        added.map(|()| 0).inspect_err(|_| nport.close())
+        // The driver may keep a reference to the port, also if it fails.
+        let close = ScopeGuard::new_with_data(nport, |nport| nport.close());
+        // SAFETY: The port is valid, as the caller promises.
+        let mut config = unsafe { PortConfig::read(&close) }?;
+        let added = KBox::new_uninit(GFP_KERNEL)?;
+        let port = close.target.add_port(&mut config, &cx)?;
+        // SAFETY: The port is valid, and locked, as the caller promises. The transport alone uses
+        // `priv`.
+        unsafe {
+            let raw = raw.as_ptr();
+            (*raw).inline_data_size = config.inline_data_size.unwrap_or(0).into();
+            (*raw).max_queue_size = config.max_queue_size.unwrap_or(0).into();
+            (*raw).priv_ = KBox::into_raw(added.write((close.dismiss(), port))).cast();
+        }
+        Ok(0)
     })
 }
 
@@ -268,7 +282,7 @@ unsafe extern "C" fn queue_response(req: *mut bindings::nvmet_req) {
 /// Called by nvmet.
 unsafe extern "C" fn delete_ctrl(ctrl: *mut bindings::nvmet_ctrl) {
     // SAFETY: This is an operation, which returns before the reference is used again.
-    unsafe { target() }.delete_ctrl(&Ctrl(ctrl, PhantomData));
+    unsafe { target() }.delete_ctrl(&Ctrl(ctrl));
 }
 
 /// Writes an address to a buffer, and zeroes behind it. Returns the length of the text.
@@ -304,13 +318,11 @@ unsafe extern "C" fn disc_traddr(
     // SAFETY: The port is valid. A user may change the address of one that is being disabled, so it
     // is read byte by byte. The buffer is as long, and nvmet sends all of it.
     unsafe {
-        if let Some(addr) = Target::disc_traddr(response) {
-            write(addr, traddr, len);
-            return;
-        }
         let configured = (&raw const (*port).disc_addr.traddr).cast::<c_char>();
-        for at in 0..len {
-            traddr.add(at).write(configured.add(at).read_volatile());
+        let copy = |at| traddr.add(at).write(configured.add(at).read_volatile());
+        match Target::disc_traddr(response) {
+            Some(addr) => _ = write(addr, traddr, len),
+            None => (0..len).for_each(copy),
         }
     }
 }
@@ -326,7 +338,7 @@ unsafe extern "C" fn host_traddr(
     len: usize,
 ) -> isize {
     // SAFETY: This is an operation, which returns before the reference is used again.
-    match unsafe { target() }.host_traddr(&Ctrl(ctrl, PhantomData)) {
+    match unsafe { target() }.host_traddr(&Ctrl(ctrl)) {
         // SAFETY: The buffer has `len` bytes, as the caller promises.
         Ok(addr) => unsafe { write(addr, traddr, len) as isize },
         Err(e) => e.to_errno() as isize,
@@ -344,7 +356,7 @@ extern "C" fn get_max_queue_size(_ctrl: *const bindings::nvmet_ctrl) -> u16 {
 }
 
 /// A controller in a call of nvmet, to be compared.
-pub(crate) struct Ctrl<'a>(*mut bindings::nvmet_ctrl, PhantomData<&'a ()>);
+pub(crate) struct Ctrl(*mut bindings::nvmet_ctrl);
 
 // Work items.
 
@@ -422,27 +434,6 @@ impl WorkItem for Nport {
 }
 
 impl Nport {
-    /// Adds the port, which the driver may keep a reference to, also if it fails.
-    ///
-    /// # Safety
-    ///
-    /// nvmet is adding the port, which is locked.
-    unsafe fn add(self: &Arc<Self>, cx: &Sleepable) -> Result {
-        let raw = self.raw.as_ptr();
-        // SAFETY: The port is valid, as the caller promises.
-        let mut config = unsafe { PortConfig::read(self) }?;
-        let added = KBox::new_uninit(GFP_KERNEL)?;
-        let data = self.target.add_port(&mut config, cx)?;
-        // SAFETY: The port is valid, and locked, as the caller promises. The transport alone uses
-        // `priv`.
-        unsafe {
-            (*raw).inline_data_size = config.inline_data_size.unwrap_or(0).into();
-            (*raw).max_queue_size = config.max_queue_size.unwrap_or(0).into();
-            (*raw).priv_ = KBox::into_raw(added.write((self.clone(), data))).cast();
-        }
-        Ok(())
-    }
-
     /// nvmet removes the port, or it was not added. The work item is queued before nvmet flushes
     /// its queue.
     fn close(self: &Arc<Self>) {
@@ -477,26 +468,23 @@ impl PortConfig {
             bindings::nvmet_helper_port_addr(raw, ip.as_mut_ptr(), num, scope)
         };
         to_result(is_v6)?;
+        let [a, b, c, d, ..] = ip;
         // SAFETY: The port is valid, as the caller promises. nvmet may write the fields meanwhile,
         // so the reads are volatile.
-        let (id, inline_data_size, max_queue_size) = unsafe {
-            (
-                (&raw const (*raw).disc_addr.portid).read_volatile(),
-                (&raw const (*raw).inline_data_size).read_volatile(),
-                (&raw const (*raw).max_queue_size).read_volatile(),
-            )
-        };
-        let [a, b, c, d, ..] = ip;
-        let given = |size: c_int| u16::try_from(size.clamp(-1, u16::MAX.into())).ok();
-        Ok(Self {
-            nport: nport.clone(),
-            id: u16::from_le(id),
-            addr: match is_v6 {
-                0 => SocketAddr::new([a, b, c, d].into(), num),
-                _ => net::SocketAddrV6::new(ip.into(), num, 0, scope).into(),
-            },
-            inline_data_size: given(inline_data_size),
-            max_queue_size: given(max_queue_size),
+        Ok(unsafe {
+            let given = |size: *const c_int| {
+                u16::try_from(size.read_volatile().clamp(-1, u16::MAX.into())).ok()
+            };
+            Self {
+                nport: nport.clone(),
+                id: u16::from_le((&raw const (*raw).disc_addr.portid).read_volatile()),
+                addr: match is_v6 {
+                    0 => SocketAddr::new([a, b, c, d].into(), num),
+                    _ => net::SocketAddrV6::new(ip.into(), num, 0, scope).into(),
+                },
+                inline_data_size: given(&raw const (*raw).inline_data_size),
+                max_queue_size: given(&raw const (*raw).max_queue_size),
+            }
         })
     }
 }
@@ -628,12 +616,12 @@ impl Sq {
     }
 
     /// Returns whether the queue is one of this controller.
-    pub(crate) fn is_of(&self, ctrl: &Ctrl<'_>) -> bool {
+    pub(crate) fn is_of(&self, ctrl: &Ctrl) -> bool {
         ptr::eq(self.0.ctrl(), ctrl.0)
     }
 
     /// Returns whether the queue is the admin queue of this controller.
-    pub(crate) fn is_admin_of(&self, ctrl: &Ctrl<'_>) -> bool {
+    pub(crate) fn is_admin_of(&self, ctrl: &Ctrl) -> bool {
         // SAFETY: The field is there as long as this. nvmet writes it when the queue is connected,
         // which this read may race with, so it is volatile.
         self.is_of(ctrl) && unsafe { (&raw const (*self.0.sq.get()).qid).read_volatile() } == 0
@@ -642,16 +630,13 @@ impl Sq {
     /// Reports a fatal error of the controller (`nvmet_ctrl_fatal_error`), which is then deleted.
     /// Returns `false` if there is none.
     pub(crate) fn fatal_error(&self, _cx: &Sleepable) -> bool {
-        let reported = self.with(|_| {
-            let ctrl = self.0.ctrl();
-            if !ctrl.is_null() {
-                // SAFETY: The queue, which is not destroyed before the reference is given back, has
-                // a reference to its controller.
-                unsafe { bindings::nvmet_ctrl_fatal_error(ctrl) };
-            }
-            !ctrl.is_null()
-        });
-        reported.unwrap_or(false)
+        let report = |ctrl: NonNull<bindings::nvmet_ctrl>| {
+            // SAFETY: The queue, which is not destroyed before the reference is given back, has a
+            // reference to its controller.
+            unsafe { bindings::nvmet_ctrl_fatal_error(ctrl.as_ptr()) }
+        };
+        let reported = self.with(|_| NonNull::new(self.0.ctrl()).map(report));
+        reported.flatten().is_some()
     }
 }
 
@@ -734,8 +719,8 @@ enum State {
 ///   part of, through which alone it could be reached and moved; in any other nobody has its
 ///   address.
 /// - In the state [`State::Parsed`] the command was parsed, for a submission queue to which it has
-///   a reference. Its memory is that of `command`, and is lent, as it is in [`State::Done`] until
-///   the command is taken. Then nvmet no longer uses it.
+///   a reference. Its memory is that of `command`, and what nvmet uses of that is lent, as it is in
+///   [`State::Done`] until the command is taken. Then nvmet no longer uses it.
 /// - In the state [`State::Idle`] it has no data, and no command but while [`Request::init`] runs.
 /// - While the command is parsed, or nvmet has it, `req.sg` is null, or the list of `data`. While
 ///   nvmet executes it, it may be `bytes`, a list of the memory of `command` or `kept`.
@@ -744,21 +729,17 @@ pub(crate) struct Request {
     req: Opaque<bindings::nvmet_req>,
     owner: mem::MaybeUninit<Taken<Response>>,
     state: State,
-    /// The status of the completion.
-    status: u16,
     /// The command's data are those of `data`.
     keyed: bool,
-    /// The data that have come with the command.
-    inline: (*mut c_void, usize),
+    /// The number of bytes that have come behind the command.
+    came: usize,
     /// The list of data of the command or of `kept`.
     bytes: Opaque<bindings::scatterlist>,
     command: Option<Recv>,
     cqe: Buf<ToDevice>,
     data: Ctx<Bidirectional, Pages>,
-    /// Memory for the data of a read, which stays mapped, and the number of bytes that the command
-    /// has there.
+    /// Memory for the data of a read, which stays mapped.
     kept: Option<Buf<ToDevice>>,
-    kept_len: usize,
     /// The queue that the command is to connect.
     connects: Option<Arc<SqInner>>,
 }
@@ -778,15 +759,13 @@ impl Request {
             req <- pin_init::init_zeroed(),
             owner <- pin_init::uninit::<_, Error>(),
             state: State::Idle,
-            status: 0,
             keyed: false,
-            inline: (ptr::null_mut(), 0),
+            came: 0,
             bytes <- pin_init::init_zeroed(),
             command: None,
             cqe: Buf::alloc(pd, size_of::<bindings::nvme_completion>(), cx)?,
             data: Ctx::empty(GFP_KERNEL)?,
             kept: None,
-            kept_len: 0,
             connects: None,
         }? Error)
     }
@@ -803,8 +782,8 @@ impl Request {
 
     /// Parses a command, of which `len` bytes have come (`nvmet_req_init`). Returns the response if
     /// the command is to be executed; one that is refused goes to [`Target::queue_response`]. Gives
-    /// the response back as an error if the queue is being destroyed, or connected by another
-    /// command.
+    /// the response back as an error, without a command, if the queue is being destroyed, or
+    /// connected by another command, or the response was not released.
     pub(crate) fn init(
         mut response: Taken<Response>,
         command: Recv,
@@ -812,10 +791,8 @@ impl Request {
         sq: &Sq,
         _cx: &Sleepable,
     ) -> Result<Option<Taken<Response>>, Taken<Response>> {
-        if response.request.state != State::Idle {
-            response.request.abandon();
-        }
-        let received = response.request.receive(command, len, sq.0.nport.raw);
+        let received = response.request.state == State::Idle
+            && response.request.receive(command, len, sq.0.nport.raw);
         let mut refused = Some(response);
         let parsed = sq.with(|raw| {
             let mut response = refused.take_if(|_| received)?;
@@ -835,45 +812,31 @@ impl Request {
         });
         match refused {
             Some(mut response) => {
-                response.request.abandon();
+                response.request.release();
                 Err(response)
             }
             None => Ok(parsed.flatten()),
         }
     }
 
-    /// Returns whether the host sends the data of a command that was parsed, and the bytes of their
-    /// descriptor (`struct nvme_sgl_desc`, `struct nvme_keyed_sgl_desc`), as two numbers.
+    /// Returns the command, if it was parsed.
     #[inline]
-    pub(crate) fn descriptor(&self) -> Option<(bool, [u64; 2])> {
-        const FABRICS: u32 = bindings::nvmf_fabrics_opcode_nvme_fabrics_command;
-        if self.state != State::Parsed {
-            return None;
-        }
+    pub(crate) fn command(&self) -> Option<&[u8; COMMAND]> {
         // SAFETY: By the type invariant the request has its command, whose memory is lent, so the
-        // device writes nothing there.
-        unsafe {
-            let cmd = (*self.req.get()).cmd;
-            let common = cmd.cast::<bindings::nvme_common_command>();
-            // nvme_is_write()
-            let kind = match u32::from((*common).opcode) {
-                FABRICS => (*cmd.cast::<bindings::nvmf_common_command>()).fctype,
-                _ => (*common).opcode,
-            };
-            let sgl = (&raw const (*common).dptr)
-                .cast::<[u64; 2]>()
-                .read_unaligned();
-            Some((kind & 1 != 0, sgl.map(u64::from_le)))
-        }
+        // device writes nothing there, and nvmet does not either until it is given the request.
+        (self.state == State::Parsed).then(|| unsafe { &*(*self.req.get()).cmd.cast() })
     }
 
     /// Makes bytes that have come with the command its data. Fails with `EINVAL` if there are none
     /// or not so many, or the command was not parsed, or has data.
     pub(crate) fn use_inline_sg(&mut self, offset: usize, len: u32) -> Result {
-        let (bytes, came) = self.inline;
         let end = offset.checked_add(len as usize).ok_or(EINVAL)?;
         let this = self.dataless()?;
-        if len == 0 || end > came {
+        let has_come = len != 0 && end <= this.came;
+        let recv = this.command.as_mut().filter(|_| has_come);
+        let inline = recv.and_then(|recv| recv.command().inline.as_mut());
+        let (bytes, size) = lend(inline.ok_or(EINVAL)?);
+        if end > size {
             return Err(EINVAL);
         }
         // SAFETY: The memory of the command, which the request has, is kmalloc memory with so many
@@ -890,7 +853,6 @@ impl Request {
         if len == 0 || len as usize > size {
             return Err(EINVAL);
         }
-        this.kept_len = len as usize;
         // SAFETY: The buffer, which the request has until it is released, is kmalloc memory with so
         // many bytes at `bytes`.
         unsafe { this.use_bytes(bytes, len) };
@@ -900,8 +862,10 @@ impl Request {
     /// Returns the data of a read that nvmet has completed, if they are in a buffer that is kept.
     #[inline]
     pub(crate) fn kept(&self) -> Option<Sge<'_>> {
-        let kept = (self.state == State::Done).then_some(self.kept.as_ref()?)?;
-        kept.sge(0..self.kept_len).ok()
+        let is_kept = self.state == State::Done && !self.keyed;
+        let kept = is_kept.then_some(self.kept.as_ref()?)?;
+        // SAFETY: nvmet has completed the command, and does not use the request any longer.
+        kept.sge(0..unsafe { (*self.req.get()).transfer_len }).ok()
     }
 
     /// Takes the buffer of a request that was released, for another one.
@@ -962,14 +926,15 @@ impl Request {
             let status = bindings::NVME_SC_DATA_XFER_ERROR as u16;
             return Self::complete(response, status, None);
         }
-        let (bytes, keyed) = (request.bytes.get(), request.keyed);
         let req = give(response);
-        // SAFETY: The command was parsed, so the function is set, and the data are in place. nvmet
+        // SAFETY: The command was parsed, so the function is set, and the data are in place: those
+        // that are not in pages are in `bytes`, where nobody moves the request any longer. nvmet
         // calls `queue_response` when it was executed.
         unsafe {
-            if !keyed && (*req).sg_cnt != 0 {
+            let request = given(req);
+            if !(*request).keyed && (*req).sg_cnt != 0 {
                 // INVARIANT: The list was initialised for the data.
-                (*req).sg = bytes;
+                (*req).sg = (*request).bytes.get();
             }
             (*req).execute.inspect(|execute| execute(req));
         }
@@ -994,7 +959,9 @@ impl Request {
     /// Returns the status in the completion, zero for success; `None` until that is written.
     #[inline]
     pub(crate) fn status(&self) -> Option<u16> {
-        (self.state == State::Done).then_some(self.status)
+        // SAFETY: nvmet has written the completion, which is in `cqe`, and no longer uses it.
+        let status = || u16::from_le(unsafe { (*(*self.req.get()).cqe).status });
+        (self.state == State::Done).then(status)
     }
 
     /// Takes the command of a request that nvmet has completed, to receive another one.
@@ -1019,7 +986,6 @@ impl Request {
             unsafe { bindings::nvmet_req_uninit(self.req.get()) };
         }
         self.state = State::Idle;
-        self.kept_len = 0;
         if mem::replace(&mut self.keyed, false) {
             drop(self.data.take());
         }
@@ -1028,27 +994,13 @@ impl Request {
         }
     }
 
-    /// As [`Request::release`], for what nvmet was not given, or was not answered.
-    #[cold]
-    fn abandon(&mut self) {
-        self.release();
-    }
-}
-
-impl Request {
     /// Puts the memory of a command, of which `len` bytes have come, in place. Returns `false` if
     /// it is too short.
     #[inline]
     fn receive(&mut self, mut recv: Recv, len: usize, port: NonNull<bindings::nvmet_port>) -> bool {
         let command = recv.command();
         let (cmd, size) = lend(&mut command.capsule);
-        self.inline = (ptr::null_mut(), 0);
-        if len > COMMAND {
-            if let Some(inline) = &mut command.inline {
-                let (bytes, most) = lend(inline);
-                self.inline = (bytes, len.saturating_sub(COMMAND).min(most));
-            }
-        }
+        self.came = len.saturating_sub(COMMAND);
         self.command = Some(recv);
         let (cqe, req) = (lend(&mut self.cqe).0, self.req.get());
         // SAFETY: Nobody else uses the request.
@@ -1078,12 +1030,8 @@ impl Request {
         if self.connects.is_some() {
             self.connected();
         }
-        // SAFETY: The completion is in `cqe`, where nvmet has written it.
-        self.status = u16::from_le(unsafe { (*(*self.req.get()).cqe).status });
         give_back(&mut self.cqe);
-        if let Some(kept) = &mut self.kept {
-            give_back(kept);
-        }
+        self.kept.iter_mut().for_each(give_back);
     }
 
     #[inline(never)]
@@ -1091,10 +1039,8 @@ impl Request {
         let mut recv = self.command.take()?;
         let command = recv.command();
         give_back(&mut command.capsule);
-        if self.inline.1 != 0 {
-            if let Some(inline) = &mut command.inline {
-                give_back(inline);
-            }
+        if self.came != 0 {
+            command.inline.iter_mut().for_each(give_back);
         }
         Some(recv)
     }

@@ -74,7 +74,10 @@ use rdma::{
     wc::Status,
     wr::SgeList, //
 };
-use zerocopy::byteorder::little_endian::U16;
+use zerocopy::byteorder::little_endian::{
+    U16,
+    U64, //
+};
 
 /// The page size of NVMe, and of `sgl_alloc`.
 const PAGE: usize = kernel::page::PAGE_SIZE;
@@ -347,7 +350,7 @@ impl Target {
 
     /// A controller is deleted (`nvmet_rdma_delete_ctrl`). nvmet holds its locks, which connecting
     /// needs: nothing here waits.
-    pub(crate) fn delete_ctrl(&self, ctrl: &nvmet::Ctrl<'_>) {
+    pub(crate) fn delete_ctrl(&self, ctrl: &nvmet::Ctrl) {
         self.disconnect_queues(|queue| queue.sq.is_of(ctrl));
     }
 
@@ -360,7 +363,7 @@ impl Target {
     }
 
     /// Returns the address of a controller's host (`nvmet_rdma_host_port_addr`).
-    pub(crate) fn host_traddr(&self, ctrl: &nvmet::Ctrl<'_>) -> Result<IpAddr> {
+    pub(crate) fn host_traddr(&self, ctrl: &nvmet::Ctrl) -> Result<IpAddr> {
         let queues = self.queues.lock();
         let is_admin = |queue: &&Arc<Queue>| queue.sq.is_admin_of(ctrl);
         let (_, dst) = queues.iter().find(is_admin).ok_or(ENOTCONN)?.id.addrs()?;
@@ -988,6 +991,32 @@ fn recv_done(command: Recv, wc: &Wc, cx: &InQueue) {
     queue.handle_command(response, command, len, cx);
 }
 
+/// The first fields of a command (`struct nvme_common_command`, `struct nvmf_common_command`).
+#[derive(Clone, Copy, FromBytes)]
+#[repr(C)]
+struct CommandHeader {
+    opcode: u8,
+    _flags: u8,
+    _command_id: U16,
+    fctype: u8,
+    _reserved: [u8; 19],
+    /// The descriptor of the data (`struct nvme_sgl_desc`, `struct nvme_keyed_sgl_desc`).
+    dptr: [U64; 2],
+}
+
+impl CommandHeader {
+    /// Returns whether the host sends the data (`nvme_is_write`).
+    #[inline]
+    fn is_write(&self) -> bool {
+        const FABRICS: u8 = bindings::nvmf_fabrics_opcode_nvme_fabrics_command as u8;
+        let kind = match self.opcode {
+            FABRICS => self.fctype,
+            opcode => opcode,
+        };
+        kind & 1 != 0
+    }
+}
+
 const DNR: u32 = bindings::NVME_STATUS_DNR;
 const INTERNAL: u16 = bindings::NVME_SC_INTERNAL as u16;
 const INVALID_FIELD: u16 = (bindings::NVME_SC_INVALID_FIELD | DNR) as u16;
@@ -1044,10 +1073,10 @@ impl Queue {
         const ADDRESS: u8 = bindings::NVME_SGL_FMT_ADDRESS as u8;
         const INVALIDATE: u8 = ADDRESS | bindings::NVME_SGL_FMT_INVALIDATE as u8;
 
-        let Some((is_write, sgl)) = response.request.descriptor() else {
-            return Err((INTERNAL, None));
-        };
-        let [addr, rest] = sgl;
+        let command = response.request.command().ok_or((INTERNAL, None))?;
+        let header = message::header::<CommandHeader>(command);
+        let (header, _) = header.map_err(|_| (INTERNAL, None))?;
+        let (is_write, [addr, rest]) = (header.is_write(), header.dptr.map(U64::get));
         let kind = (rest >> 56) as u8;
         match (kind >> 4, kind & 0xf) {
             (DATA, OFFSET) => {
