@@ -36,6 +36,7 @@ use crate::bindings;
 use controller::ControllerRef;
 use core::{
     any::TypeId,
+    marker::PhantomData,
     mem::ManuallyDrop,
     ptr::{
         self,
@@ -156,67 +157,86 @@ impl From<Error> for Failure {
 ///
 /// # Invariants
 ///
-/// They are valid during `'a`, and only `create_ctrl` changes them, before they are used.
-pub(crate) struct Options<'a>(&'a bindings::nvmf_ctrl_options);
+/// They are valid during `'a`. Once the controller is initialised, users change those that sysfs
+/// has, among them `reconnect_delay` and `max_reconnects`.
+pub(crate) struct Options<'a>(
+    *const bindings::nvmf_ctrl_options,
+    PhantomData<&'a bindings::nvmf_ctrl_options>,
+);
 
 impl<'a> Options<'a> {
     /// # Safety
     ///
-    /// `text` is null or one of the options.
+    /// The options are valid during `'a`.
+    unsafe fn from_raw(raw: *const bindings::nvmf_ctrl_options) -> Self {
+        // INVARIANT: As the caller promises.
+        Self(raw, PhantomData)
+    }
+
+    /// # Safety
+    ///
+    /// `text` is null or one of the options that do not change.
     #[inline(never)]
     unsafe fn text(&self, text: *const c_char) -> Option<&'a str> {
         let text = NonNull::new(text.cast_mut())?;
-        // SAFETY: The options are C strings, and stay during `'a`.
+        // SAFETY: The option is a C string, and stays during `'a`.
         unsafe { CStr::from_char_ptr(text.as_ptr()) }.to_str().ok()
     }
 
     /// Returns the address of the target.
     pub(crate) fn traddr(&self) -> Option<&'a str> {
-        // SAFETY: It is one of the options.
-        unsafe { self.text(self.0.traddr) }
+        // SAFETY: It is one of the options, and does not change.
+        unsafe { self.text((*self.0).traddr) }
     }
 
     /// Returns the port of the target.
     pub(crate) fn trsvcid(&self) -> Option<&'a str> {
-        // SAFETY: It is one of the options.
-        unsafe { self.text(self.0.trsvcid) }
+        // SAFETY: It is one of the options, and does not change.
+        unsafe { self.text((*self.0).trsvcid) }
     }
 
     /// Returns the address to connect from.
     pub(crate) fn host_traddr(&self) -> Option<&'a str> {
-        // SAFETY: It is one of the options.
-        unsafe { self.text(self.0.host_traddr) }
+        // SAFETY: It is one of the options, and does not change.
+        unsafe { self.text((*self.0).host_traddr) }
     }
 
     /// Returns the name of the subsystem.
     pub(crate) fn subsysnqn(&self) -> &'a str {
-        // SAFETY: It is one of the options.
-        unsafe { self.text(self.0.subsysnqn) }.unwrap_or("")
+        // SAFETY: It is one of the options, and does not change.
+        unsafe { self.text((*self.0).subsysnqn) }.unwrap_or("")
     }
 
     /// Returns the type of service, if one was given.
     pub(crate) fn tos(&self) -> Option<u8> {
-        u8::try_from(self.0.tos).ok()
+        // SAFETY: By the type invariant the options are valid, and this one does not change.
+        u8::try_from(unsafe { (*self.0).tos }).ok()
     }
 
     /// Returns the number of entries of an I/O queue.
     pub(crate) fn queue_size(&self) -> usize {
-        self.0.queue_size
+        // SAFETY: By the type invariant the options are valid, and this one does not change.
+        unsafe { (*self.0).queue_size }
     }
 
     /// Returns whether there are to be queues that are polled.
     pub(crate) fn polls(&self) -> bool {
-        self.0.nr_poll_queues != 0
+        // SAFETY: By the type invariant the options are valid, and this one does not change.
+        unsafe { (*self.0).nr_poll_queues != 0 }
     }
 
     /// Returns the time between two attempts to connect, in seconds.
     pub(crate) fn reconnect_delay(&self) -> u32 {
-        self.0.reconnect_delay
+        // SAFETY: By the type invariant the options are valid. A user may change it, so the read is
+        // volatile.
+        unsafe { (&raw const (*self.0).reconnect_delay).read_volatile() }
     }
 
     /// Returns the number of attempts to connect again, -1 for no end.
     pub(crate) fn max_reconnects(&self) -> i32 {
-        self.0.max_reconnects
+        // SAFETY: By the type invariant the options are valid. A user may change it, so the read is
+        // volatile.
+        unsafe { (&raw const (*self.0).max_reconnects).read_volatile() }
     }
 }
 

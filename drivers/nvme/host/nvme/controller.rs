@@ -327,7 +327,7 @@ impl<T: Transport> Controller<T> {
             ..Default::default()
         };
         // SAFETY: The options are valid during the call.
-        let given = Options(unsafe { &*opts });
+        let given = unsafe { Options::from_raw(opts) };
         let data = T::new(&given);
         let init = try_pin_init!(Self {
             ctrl: Opaque::zeroed(),
@@ -420,7 +420,7 @@ impl<T: Transport> Controller<T> {
     /// Returns the options that the user has given.
     pub(crate) fn opts(&self) -> Options<'_> {
         // SAFETY: The options stay as long as the controller, and were set when it was made.
-        Options(unsafe { &*(*self.raw()).opts })
+        unsafe { Options::from_raw((*self.raw()).opts) }
     }
 
     /// Returns the state, none if it is new, or is being deleted. Any context.
