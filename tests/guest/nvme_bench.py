@@ -9,10 +9,16 @@ DIR/PHASE.jsonl, a line a job, once the phase is whole. PHASE nvme-guard is one 
 
 nvme_bench modes: counts what one I/O takes of the kernel's work items, softirqs, polls and switches of tasks.
 
+nvme_bench DIR nvme-functions PAIR...: has a plugin of QEMU (scripts/benchmark/functions.c) count each instruction of two
+jobs of each load, by each pair, into DIR, where DIR/nvme-functions.jsonl says what was counted, and DIR/symbols-PAIR
+which functions the addresses are of.
+
 nvme_bench DIR nvme-connections: the bytes that a connection takes with one I/O queue and with more, by each pair of ends,
 and the instructions that connecting and disconnecting take, those of nvme-core and nvmet among them."""
 
+import ctypes
 import json
+import mmap
 import os
 import re
 import sys
@@ -37,6 +43,9 @@ FIRST = 4
 PAIRS = ("c:c", "c:rust", "rust:c", "rust:rust")
 # By the number of I/O queues: on one CPU there is one of each kind, and the last one is polled.
 QUEUES = {1: "nr_io_queues=1", 3: "nr_io_queues=1,nr_write_queues=1,nr_poll_queues=1"}
+# The loads whose functions are counted, in jobs of two lengths: what both begin and end with is not in their difference.
+FUNCTIONS = tuple((load, size, 16) for load in ("read", "write") for size in (512, 4096))
+FEW, MANY = 1_000, 3_000
 TRACING = Path("/sys/kernel/tracing")
 # The keys by which each event is counted.
 EVENTS = {"workqueue/workqueue_execute_start": "function.sym", "rdma_core/cq_poll": "cq_id,rc",
@@ -162,6 +171,38 @@ def modes():
                       + ", ".join(f"{hits:.2f} {name}" for name, hits in per_io(counts, ios).items()), flush=True)
 
 
+def mark():
+    """Ends what the plugin of QEMU counts, and begins the next count: mov $MARK, %eax; ret."""
+    with mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as code:
+        code.write(b"\xb8rdma\xc3")
+        at = ctypes.c_char.from_buffer(code)
+        ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(at))()
+        del at
+
+
+def functions(folder, phase, *pairs):
+    """Has the instructions of each load be counted by their addresses, by each pair."""
+    set_mtu(1500)
+    lines, marks = [], 0
+    for pair in pairs:
+        with disk(pair) as path:
+            job(path, "read", 512, 1, FEW)
+            for load, size, depth in FUNCTIONS:
+                job(path, load, size, depth, FEW)
+                for ios in (FEW, MANY):
+                    mark()
+                    job(path, load, size, depth, ios)
+                    mark()
+                    # What is counted before the first mark of the two is nothing of the job.
+                    marks += 2
+                    lines.append({"phase": phase, "pair": pair, "load": f"nvme {load}", "size": size, "depth": depth,
+                                  "ios": ios, "counts": f"counts-{marks - 1}"})
+                print(f"  {pair}: {load} of {size:,} bytes, depth {depth}", flush=True)
+            symbols = Path("/proc/kallsyms").read_text(encoding="ascii")
+            (folder / f"symbols-{pair}").write_text(symbols, encoding="ascii")
+    keep(folder, phase, lines)
+
+
 def free():
     """The bytes of memory that nothing uses, once caches are dropped and work items have freed what they are to free."""
     time.sleep(10)
@@ -252,6 +293,8 @@ def main():
         modes()
     elif sys.argv[2] == "nvme-connections":
         connections(Path(sys.argv[1]), sys.argv[2])
+    elif sys.argv[2] == "nvme-functions":
+        functions(Path(sys.argv[1]), *sys.argv[2:])
     else:
         folder, phase, *pairs = sys.argv[1:]
         measure(Path(folder), phase, *pairs)
