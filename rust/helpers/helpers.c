@@ -60,12 +60,12 @@ int rdma_helper_dma_map_sgtable(struct ib_device *dev, struct sg_table *sgt,
 }
 EXPORT_SYMBOL_GPL(rdma_helper_dma_map_sgtable);
 
-void rdma_helper_dma_unmap_sgtable(struct ib_device *dev, struct sg_table *sgt,
-				   enum dma_data_direction dir)
+void rdma_helper_dma_unmap_sg(struct ib_device *dev, struct scatterlist *sg, int nents,
+			      enum dma_data_direction dir)
 {
-	ib_dma_unmap_sg(dev, sgt->sgl, sgt->orig_nents, dir);
+	ib_dma_unmap_sg(dev, sg, nents, dir);
 }
-EXPORT_SYMBOL_GPL(rdma_helper_dma_unmap_sgtable);
+EXPORT_SYMBOL_GPL(rdma_helper_dma_unmap_sg);
 
 void rdma_helper_dma_sync_sgtable_for_cpu(struct ib_device *dev, struct sg_table *sgt,
 					  enum dma_data_direction dir)
@@ -286,14 +286,15 @@ int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 }
 
 /* Maps a list that is mapped for DMA, of @len bytes in all. */
-int rdma_helper_map_mr_list(struct ib_mr *mr, struct sg_table *sgt, u32 len)
+int rdma_helper_map_mr_list(struct ib_mr *mr, struct scatterlist *sg, int nents, u32 len)
 {
-	int ret = ib_map_mr_sg(mr, sgt->sgl, sgt->nents, NULL, mr_page_size(mr));
+	int ret = ib_map_mr_sg(mr, sg, nents, NULL, mr_page_size(mr));
 
-	ret = all_mapped(mr, ret, sgt->nents, len);
-	trace_mr_map(mr, sgt->nents, len, ret);
+	ret = all_mapped(mr, ret, nents, len);
+	trace_mr_map(mr, nents, len, ret);
 	return ret;
 }
+EXPORT_SYMBOL_GPL(rdma_helper_map_mr_list);
 
 /*
  * Maps @len bytes from @start on of a list that is mapped for DMA. The first and the last entry are

@@ -18,8 +18,8 @@ void rdma_helper_dma_sync_for_device(struct ib_device *dev, u64 addr, size_t siz
 				     enum dma_data_direction dir);
 int rdma_helper_dma_map_sgtable(struct ib_device *dev, struct sg_table *sgt,
 				enum dma_data_direction dir);
-void rdma_helper_dma_unmap_sgtable(struct ib_device *dev, struct sg_table *sgt,
-				   enum dma_data_direction dir);
+void rdma_helper_dma_unmap_sg(struct ib_device *dev, struct scatterlist *sg, int nents,
+			      enum dma_data_direction dir);
 void rdma_helper_dma_sync_sgtable_for_cpu(struct ib_device *dev, struct sg_table *sgt,
 					  enum dma_data_direction dir);
 void rdma_helper_dma_sync_sgtable_for_device(struct ib_device *dev, struct sg_table *sgt,
@@ -36,7 +36,7 @@ void rdma_helper_cq_end_poll(struct ib_cq *cq);
 bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder);
 void rdma_helper_complete(struct ib_cq *cq, struct ib_wc *wc);
 int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len);
-int rdma_helper_map_mr_list(struct ib_mr *mr, struct sg_table *sgt, u32 len);
+int rdma_helper_map_mr_list(struct ib_mr *mr, struct scatterlist *sg, int nents, u32 len);
 int rdma_helper_map_mr_sg(struct ib_mr *mr, struct sg_table *sgt, size_t start, size_t len);
 bool rdma_helper_device_try_get(struct ib_device *dev);
 enum rdma_ah_attr_type rdma_helper_ah_type(struct ib_device *dev, u32 port);

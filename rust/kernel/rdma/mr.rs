@@ -88,6 +88,7 @@ pub enum MemoryRef<'a> {
 }
 
 impl MemoryRef<'_> {
+    #[inline]
     fn pd(&self) -> &Pd {
         match self {
             Self::Buf(buf) => &buf.pd,
@@ -105,6 +106,7 @@ impl MemoryRef<'_> {
     }
 
     /// Returns how many pages the memory touches, at the most.
+    #[inline]
     fn pages(&self) -> u32 {
         match self {
             // A buffer that does not start on a page covers one more; it is at most 4 GiB long.
@@ -404,36 +406,62 @@ impl Mr {
     unsafe fn alloc_for(memory: MemoryRef<'_>, cx: &Sleepable) -> Result<(Self, u64)> {
         let mr = Self::alloc(memory.pd(), memory.pages(), cx)?;
         // SAFETY: The MR is new, and the memory is not used meanwhile, as the caller promises.
-        let iova = unsafe { mr.map(memory, None) }?;
+        let iova = unsafe { mr.map_all(memory) }?;
         Ok((mr, iova))
     }
 
-    /// Maps memory, or a range of it (`ib_map_mr_sg`), and returns where it is to peers. Fails with
+    /// Fails with `EINVAL` if memory is of another PD, or too large for this.
+    #[inline]
+    fn has_room_for(&self, memory: MemoryRef<'_>) -> Result {
+        match memory.pages() <= self.0.pages && *memory.pd() == self.0.pd {
+            true => Ok(()),
+            false => Err(EINVAL),
+        }
+    }
+
+    /// As [`Mr::map`] of all of the memory. Inlined for a list, which may be in registers then.
+    ///
+    /// # Safety
+    ///
+    /// The MR is idle, and neither it nor the memory is used.
+    #[inline]
+    unsafe fn map_all(&self, memory: MemoryRef<'_>) -> Result<u64> {
+        let MemoryRef::Map(map) = memory else {
+            // SAFETY: As the caller promises. The range is all of the memory, which is not empty.
+            return unsafe { self.map(memory, 0..memory.len()) };
+        };
+        self.has_room_for(memory)?;
+        let (raw, table) = (self.0.raw.as_ptr(), &map.mapping.0.table);
+        // SAFETY: `raw` is an MR of the memory's device, as both are of one PD, and is idle, so not
+        // registered. As the caller promises, neither it nor the list is used meanwhile. By the
+        // invariant of `MappedList` that is mapped, with as many entries and bytes.
+        unsafe {
+            match bindings::rdma_helper_map_mr_list(raw, table.sgl, table.nents as c_int, map.len) {
+                0 => Ok((*raw).iova),
+                ret => Err(Error::from_errno(ret)),
+            }
+        }
+    }
+
+    /// Maps a range of memory (`ib_map_mr_sg`), and returns where it is to peers. Fails with
     /// `EINVAL` if the memory is of another PD, or too large.
     ///
     /// # Safety
     ///
     /// The MR is idle, and neither it nor the memory is used. The range is in that, and not empty.
-    unsafe fn map(&self, memory: MemoryRef<'_>, range: Option<Range<usize>>) -> Result<u64> {
-        if memory.pages() > self.0.pages || *memory.pd() != self.0.pd {
-            return Err(EINVAL);
-        }
+    unsafe fn map(&self, memory: MemoryRef<'_>, range: Range<usize>) -> Result<u64> {
+        self.has_room_for(memory)?;
         let raw = self.0.raw.as_ptr();
         // SAFETY: `raw` is an MR of the memory's device, as both are of one PD, and is idle, so not
         // registered. As the caller promises, neither it nor the list, whose ends are changed, is
         // used meanwhile, and the range is one of the memory, which is mapped by its invariant.
         unsafe {
-            let ret = match (memory, range) {
-                (MemoryRef::Map(map), None) => {
-                    let table = map.mapping.0.table();
-                    bindings::rdma_helper_map_mr_list(raw, table, map.len)
-                }
-                (MemoryRef::Map(map), Some(range)) => {
+            let ret = match memory {
+                MemoryRef::Map(map) => {
                     let table = map.mapping.0.table();
                     bindings::rdma_helper_map_mr_sg(raw, table, range.start, range.len())
                 }
-                (MemoryRef::Buf(buf), range) => {
-                    let range = range.unwrap_or(0..buf.len());
+                MemoryRef::Buf(buf) => {
                     let (addr, len) = (buf.addr + range.start as u64, range.len() as u32);
                     bindings::rdma_helper_map_mr(raw, addr, len)
                 }
@@ -624,7 +652,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     fn mapped(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
         // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned
         // here.
-        match unsafe { mr.map(memory.get(), None) } {
+        match unsafe { mr.map_all(memory.get()) } {
             // SAFETY: The memory was just mapped. The MR, which is owned here, is idle,
             // and may have each state.
             Ok(iova) => Ok(unsafe { Self::from_parts(mr, memory, iova) }),
@@ -700,7 +728,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
         let memory = self.memory().ok_or(EINVAL)?;
         // SAFETY: The MR is idle, and the region is borrowed exclusively, so neither is used
         // otherwise. The range was checked.
-        let mapped = unsafe { self.mr.map(memory.get(), Some(range)) };
+        let mapped = unsafe { self.mr.map(memory.get(), range) };
         // INVARIANT: The MR maps the range, or is claimed.
         match mapped {
             Ok(iova) => self.iova = iova,

@@ -298,11 +298,14 @@ impl Mapping {
 pub(crate) struct OwnMapping(pub(crate) Mapping);
 
 impl Drop for OwnMapping {
+    #[inline]
     fn drop(&mut self) {
-        let Mapping { dev, table, dir } = &mut self.0;
+        let Mapping { dev, table, dir } = &self.0;
         // SAFETY: By the invariant of `Mapping` the table is mapped for the device in this
         // direction, and by that of this type it is no longer used.
-        unsafe { bindings::rdma_helper_dma_unmap_sgtable(*dev, table, *dir) };
+        unsafe {
+            bindings::rdma_helper_dma_unmap_sg(*dev, table.sgl, table.orig_nents as c_int, *dir)
+        };
     }
 }
 
@@ -701,6 +704,33 @@ unsafe fn map_table(
     }
 }
 
+/// Returns the address of an entry for the device (`sg_dma_address`, a macro).
+///
+/// # Safety
+///
+/// The entry is valid, and mapped.
+#[inline]
+unsafe fn dma_address(sg: *const bindings::scatterlist) -> u64 {
+    // SAFETY: The entry is valid, as the caller promises.
+    unsafe { (*sg).dma_address }
+}
+
+/// Returns the length of an entry for the device (`sg_dma_len`, a macro).
+///
+/// # Safety
+///
+/// As of [`dma_address`].
+#[inline]
+unsafe fn dma_len(sg: *const bindings::scatterlist) -> u32 {
+    // SAFETY: The entry is valid, as the caller promises.
+    unsafe {
+        #[cfg(CONFIG_NEED_SG_DMA_LENGTH)]
+        return (*sg).dma_length;
+        #[cfg(not(CONFIG_NEED_SG_DMA_LENGTH))]
+        return (*sg).length;
+    }
+}
+
 /// A list that is mapped.
 ///
 /// # Invariants
@@ -755,27 +785,29 @@ impl MappedList {
     #[inline(never)]
     fn append_to<'a>(&'a self, sges: &mut [Sge<'a>], len: &mut usize) -> Result {
         let room = sges.get_mut(*len..).ok_or(ENOSPC)?;
-        *len += self.write_to(room, |sge| sge)?;
+        *len += self.write_to(room, |sge| sge)? as usize;
         Ok(())
     }
 
     /// Writes C's entries for all of the memory, and returns their number. Fails as
     /// [`SgMap::append_to`]. Not inlined, so that it is not in each ULP.
     #[inline(never)]
-    pub(crate) fn write_sges(&self, to: &mut [MaybeUninit<bindings::ib_sge>]) -> Result<usize> {
+    pub(crate) fn write_sges(&self, to: &mut [MaybeUninit<bindings::ib_sge>]) -> Result<u32> {
         self.write_to(to, |sge| MaybeUninit::new(sge.to_raw()))
     }
 
     /// Writes an entry for each of the list, and returns their number.
     #[inline]
-    fn write_to<'a, T>(&'a self, to: &mut [T], entry: impl Fn(Sge<'a>) -> T) -> Result<usize> {
+    fn write_to<'a, T>(&'a self, to: &mut [T], entry: impl Fn(Sge<'a>) -> T) -> Result<u32> {
         // To some devices the highest bit of a length has another meaning.
         if self.len > i32::MAX as u32 {
             return Err(EINVAL);
         }
         let table = &self.mapping.0.table;
-        let (count, mut sg) = (table.nents as usize, table.sgl);
-        let room = to.get_mut(..count).and_then(|room| room.split_first_mut());
+        let mut sg = table.sgl;
+        let room = to
+            .get_mut(..table.nents as usize)
+            .and_then(|room| room.split_first_mut());
         let (to, rest) = room.ok_or(ENOSPC)?;
         *to = entry(self.sge(sg));
         for to in rest {
@@ -783,13 +815,13 @@ impl MappedList {
             sg = unsafe { bindings::sg_next(sg) };
             *to = entry(self.sge(sg));
         }
-        Ok(count)
+        Ok(table.nents)
     }
 
     /// Returns an entry for one of the list, which is mapped.
     fn sge(&self, sg: *mut bindings::scatterlist) -> Sge<'_> {
         // SAFETY: The entry is valid, as the owner of the memory keeps the list.
-        let (addr, length) = unsafe { (bindings::sg_dma_address(sg), bindings::sg_dma_len(sg)) };
+        let (addr, length) = unsafe { (dma_address(sg), dma_len(sg)) };
         // INVARIANT: The memory is mapped for the device of the PD while this is borrowed.
         Sge {
             addr,
