@@ -870,12 +870,26 @@ impl RawCtx {
     /// # Safety
     ///
     /// This is not posted, and nothing but the end of its QP uses it.
+    #[inline]
     unsafe fn cancel(&self) {
         if self.state.is_prepared() {
             // SAFETY: As the caller promises.
-            unsafe { self.unlist() };
-            // SAFETY: The QP's end does not find this any longer, and nothing else uses it.
-            unsafe { self.finish(false) };
+            unsafe { self.take_out() };
+        }
+    }
+
+    /// As [`RawCtx::cancel`] of a transfer that is prepared.
+    ///
+    /// # Safety
+    ///
+    /// As of that.
+    #[cold]
+    unsafe fn take_out(&self) {
+        // SAFETY: The QP's end does not find this after the first, and nothing else uses it, as the
+        // caller promises.
+        unsafe {
+            self.unlist();
+            self.finish(false);
         }
     }
 

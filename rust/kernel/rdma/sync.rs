@@ -155,6 +155,7 @@ impl RwState {
 
     /// Returns whether a transfer is only prepared. The caller excludes that one is posted.
     /// Acquire: if not, the end of the QP no longer uses the context.
+    #[inline]
     pub(crate) fn is_prepared(&self) -> bool {
         self.0.load(Ordering::Acquire) & Self::PREPARED != 0
     }

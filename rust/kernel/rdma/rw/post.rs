@@ -43,8 +43,8 @@ pub(super) struct Posted {
     pub(super) then: *mut bindings::ib_send_wr,
 }
 
-/// The `done` callback of transfers, of `ALL` of the memory without a look or of any by [`begin`],
-/// whose owner was given up as a `T` by its callback `ID`.
+/// The `done` callback of transfers, of `ALL` of the memory without a look or of any that was
+/// prepared or is by [`begin`], whose owner was given up as a `T` by its callback `ID`.
 ///
 /// # Safety
 ///
@@ -121,7 +121,7 @@ impl<P> Drop for InPart<P> {
 /// `qp` is valid. The caller has claimed the context for it, and `first` is what
 /// [`RawCtx::requests`] has just returned for `user`. The memory of the requests stays where it is
 /// until `user` has completed or, if the post fails in part, until the QP is drained.
-#[inline]
+#[inline(always)]
 unsafe fn post(
     ctx: NonNull<RawCtx>,
     qp: NonNull<bindings::ib_qp>,
@@ -402,6 +402,18 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                     remote,
                     dir,
                 })),
+            },
+            None if !target.iwarp => match this.state.claim(at | RwState::PREPARED, at) {
+                // SAFETY: The QP is valid, and the context was just claimed for it, with a transfer
+                // that is mapped. The owner, which keeps the context and the memory of `then`, is
+                // the queue's until it completes, or is kept until the QP is drained below. `then`
+                // is null or was just written.
+                Ok(_) => unsafe {
+                    let done = done::<P::Target, ID, false>;
+                    this.note(&Posted { user, done, then });
+                    post(ctx, target.raw, this.requests(target.raw, then), user)
+                },
+                Err(_) => begin(None),
             },
             part => begin(part),
         };
