@@ -264,6 +264,15 @@ impl<X: Exchange> SlotRef<X> {
         }
     }
 
+    /// The sends of a list have completed, in a handler of the CQ. Not inlined, as most lists have
+    /// none.
+    #[inline(never)]
+    fn sent_all(home: Home<X>, wc: &Wc, cx: &X::Needs) {
+        for slot in home {
+            slot.sent(wc, cx);
+        }
+    }
+
     /// Notes that the sends of a list are back, where handlers may run at the same time.
     #[cold]
     fn stray_all(home: Home<X>) {
@@ -325,8 +334,8 @@ impl<X: Exchange> CqeHandler for Slot<X> {
             return SlotRef::stray_all(home);
         }
         slot.sent(wc, cx);
-        for slot in home {
-            slot.sent(wc, cx);
+        if home.next.is_some() {
+            SlotRef::sent_all(home, wc, cx);
         }
     }
 }
@@ -350,9 +359,7 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
             return SlotRef::stray_all(home);
         }
         // The send of this exchange may be one of them. It does not end, as its reply is handled.
-        for slot in home {
-            slot.sent(wc, cx);
-        }
+        SlotRef::sent_all(home, wc, cx);
         if wc.result().is_err() {
             return slot.stray(Half::Reply);
         }
