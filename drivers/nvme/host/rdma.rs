@@ -240,7 +240,8 @@ impl Waiting {
 
 impl Posted {
     /// Adds the requests of a command, which has `len` bytes of data (`nvme_rdma_post_send`).
-    #[inline]
+    /// Always inlined: the chain is in registers then, with its length known.
+    #[inline(always)]
     fn send<'a>(&'a self, len: u32, chain: &mut Chain<'a, 2, SGES>) -> Result {
         let mut end = COMMAND;
         match &self.data {
@@ -261,7 +262,22 @@ impl Posted {
         chain.push(SendWr::send([self.capsule.sge(0..end)?]))
     }
 
+    /// Sets the data of a command that has none yet, with nothing to drop.
+    #[inline]
+    fn set_data(&mut self, data: Data) {
+        if !matches!(self.data, Data::None) {
+            self.drop_data();
+        }
+        core::mem::forget(core::mem::replace(&mut self.data, data));
+    }
+
+    #[cold]
+    fn drop_data(&mut self) {
+        self.data = Data::None;
+    }
+
     /// Writes a command of nvme-core, all but the descriptor of its data.
+    #[inline(always)]
     fn write(&self, command: &[u8; COMMAND], id: TagId) -> Result {
         const FLAGS: usize = 8 * offset_of!(Command, flags);
         const COMMAND_ID: usize = 8 * offset_of!(Command, command_id);
@@ -323,10 +339,7 @@ impl Exchange for Io {
     /// reach its pages. If it is not proved that its key is invalid, it is aborted when the MR
     /// is gone.
     fn ended(mut tag: Tag<Self>) {
-        let is_event = tag.parts().1.is_event;
-        let link = is_event.then(|| tag.connection().clone());
         let (posted, waiting) = tag.parts();
-        let completion = waiting.completion.take();
         let rq = match core::mem::replace(&mut posted.data, Data::None) {
             Data::None | Data::Copied => waiting.rq.take(),
             Data::Inline(memory) => Some(waiting.unmap(memory)),
@@ -341,6 +354,8 @@ impl Exchange for Io {
                 }
             },
         };
+        let (completion, is_event) = (waiting.completion.take(), waiting.is_event);
+        let link = is_event.then(|| tag.connection().clone());
         // blk-mq may give the tag to the next request as soon as this one is ended.
         drop(tag);
         let Some(Completion { status, result, .. }) = completion else {
@@ -784,7 +799,7 @@ impl Queue {
         let pd = waiting.pd.take().unwrap_or_else(|| self.pd.clone());
         // Mapped in each arm: that of inline data is made in the tag, and not moved there.
         if is_inline {
-            posted.data = Data::Inline(Self::map(pd, payload)?);
+            posted.set_data(Data::Inline(Self::map(pd, payload)?));
             return Ok(());
         }
         let memory = Self::map(pd, payload)?;
@@ -792,7 +807,7 @@ impl Queue {
             return Err((waiting.unmap(memory), EIO));
         };
         match LentRegion::lend(mr, memory) {
-            Ok(region) => posted.data = Data::Keyed(region),
+            Ok(region) => posted.set_data(Data::Keyed(region)),
             Err(e) => {
                 waiting.mr = Some(e.mr);
                 return Err((waiting.unmap(e.memory), e.error));
@@ -863,10 +878,17 @@ impl Queue {
 
     /// Posts a command, which has `len` bytes of data. Where these are sent with it, its request
     /// ends when the SEND has completed.
-    fn post_send(&self, mut tag: Tag<Io>, len: u32) -> Result<(), PostError<Tag<Io>>> {
-        if self.sig_limit == 1 {
-            return tag.post(&self.qp, |posted, chain| posted.send(len, chain));
+    #[inline(always)]
+    fn post_send(&self, tag: Tag<Io>, len: u32) -> Result<(), PostError<Tag<Io>>> {
+        match self.sig_limit {
+            1 => tag.post(&self.qp, |posted, chain| posted.send(len, chain)),
+            _ => self.post_in_turn(tag, len),
         }
+    }
+
+    /// As [`Queue::post_send`], under the lock that is needed where not all SENDs are signaled.
+    #[inline(never)]
+    fn post_in_turn(&self, mut tag: Tag<Io>, len: u32) -> Result<(), PostError<Tag<Io>>> {
         let interval = match tag.parts().0.data {
             Data::Inline(_) => 1,
             _ => self.sig_limit,
@@ -1230,6 +1252,7 @@ impl Transport for Rdma {
         queue.lost.load(Relaxed)
     }
 
+    #[inline]
     fn queue_rq(queue: ArcBorrow<'_, Queue>, rq: Rq) -> Result<(), Refused> {
         let mut tag = match queue.take_tag(rq.tag()) {
             Ok(tag) => tag,
@@ -1266,7 +1289,8 @@ impl Transport for Rdma {
         let [opcode, ..] = &mut command;
         *opcode = bindings::nvme_admin_opcode_nvme_admin_async_event as u8;
         let written = tag.parts().0.write(&command, id);
-        let posted = written.and_then(|()| Ok(admin.post_send(tag, 0)?));
+        // Seldom: `post_send` stays inlined where requests are sent.
+        let posted = written.and_then(|()| Ok(admin.post_in_turn(tag, 0)?));
         if let Err(e) = posted {
             rdma::pr_err_ratelimited!("an asynchronous event was not asked for: {e:?}\n");
         }
