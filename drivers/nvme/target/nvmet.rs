@@ -868,14 +868,16 @@ impl Request {
         kept.sge(0..unsafe { (*self.req.get()).transfer_len }).ok()
     }
 
+    /// Returns whether the request has such a buffer.
+    #[inline]
+    pub(crate) fn has_kept(&self) -> bool {
+        self.kept.is_some()
+    }
+
     /// Takes the buffer of a request that was released, for another one.
     #[inline]
     pub(crate) fn take_kept(&mut self) -> Option<Buf<ToDevice>> {
-        // `take()` alone would copy the whole buffer even if there is none.
-        if self.kept.is_none() || self.state != State::Idle {
-            return None;
-        }
-        self.kept.take()
+        (self.state == State::Idle).then(|| self.kept.take())?
     }
 
     /// Allocates the memory of a command's data (`sgl_alloc`). Fails with `ENOMEM`, or `EINVAL` if
@@ -990,7 +992,7 @@ impl Request {
             drop(self.data.take());
         }
         if self.command.is_some() {
-            drop(self.take_recv());
+            self.drop_recv();
         }
     }
 
@@ -1034,7 +1036,12 @@ impl Request {
         self.kept.iter_mut().for_each(give_back);
     }
 
-    #[inline(never)]
+    #[cold]
+    fn drop_recv(&mut self) {
+        self.take_recv();
+    }
+
+    #[inline(always)]
     fn take_recv(&mut self) -> Option<Recv> {
         let mut recv = self.command.take()?;
         let command = recv.command();

@@ -1025,7 +1025,7 @@ const SGL_INVALID_TYPE: u16 = (bindings::NVME_SC_SGL_INVALID_TYPE | DNR) as u16;
 
 impl Queue {
     /// Posts a receive again (`nvmet_rdma_post_recv`). Any context.
-    #[inline]
+    #[inline(always)]
     fn post_recv(self: &Arc<Self>, command: Recv) {
         // One of an SRQ is posted when it is dropped.
         if let Recv::Own(command) = command {
@@ -1184,10 +1184,16 @@ impl Queue {
     /// Executes a command that has its places, after its data were read
     /// (`nvmet_rdma_execute_command`).
     #[inline]
-    fn execute_command(&self, mut response: Taken<Response>, cx: &Sleepable) {
-        if response.data == Data::None {
-            return Request::execute(response, cx);
+    fn execute_command(&self, response: Taken<Response>, cx: &Sleepable) {
+        match response.data {
+            Data::None => Request::execute(response, cx),
+            Data::In | Data::Out => self.execute_keyed(response, cx),
         }
+    }
+
+    /// As [`Queue::execute_command`], with data in the memory of the host.
+    #[inline(never)]
+    fn execute_keyed(&self, mut response: Taken<Response>, cx: &Sleepable) {
         let (remote, len) = (response.remote, response.len);
         if response.data == Data::Out && len as usize <= self.kept_data_size {
             let used = (self.take_kept(cx)).and_then(|buf| response.request.use_kept(buf, len));
@@ -1377,6 +1383,14 @@ impl Response {
         self.queue = None;
     }
 
+    /// Keeps the memory of a read that is over, or drops it if the connection has ended.
+    #[inline(never)]
+    fn keep_data(&mut self, queue: Option<ArcBorrow<'_, Queue>>) {
+        if let (Some(kept), Some(queue)) = (self.request.take_kept(), queue) {
+            queue.keep(kept);
+        }
+    }
+
     /// As [`Response::release`], of one that is not sent: one copy for all of these.
     #[cold]
     fn put(&mut self) {
@@ -1392,12 +1406,12 @@ impl CqeHandler for Response {
     fn done(mut this: Self::Pointer, wc: &Wc, cx: &InQueue) {
         let places = this.n_rdma.saturating_add(1);
         this.release();
-        let kept = this.request.take_kept();
-        drop(this);
-        let Some(queue) = cx.get_arc() else { return };
-        if let Some(kept) = kept {
-            queue.keep(kept);
+        let queue = cx.get_arc();
+        if this.request.has_kept() {
+            this.keep_data(queue);
         }
+        drop(this);
+        let Some(queue) = queue else { return };
         queue.give_places(places, cx);
         if let Err(e) = wc.result() {
             queue.failed("SEND", &e, cx);
