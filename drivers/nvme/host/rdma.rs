@@ -779,6 +779,7 @@ impl Queue {
     }
 
     /// Copies, or lists and maps, the `len` bytes of a request's data (`nvme_rdma_map_data`).
+    #[inline(always)]
     fn map_data(&self, rq: Rq, len: u32, tag: &mut Tag<Io>) -> Result<(), (Rq, Error)> {
         let (posted, waiting) = tag.parts();
         if len == 0 {
