@@ -868,12 +868,6 @@ impl Request {
         kept.sge(0..unsafe { (*self.req.get()).transfer_len }).ok()
     }
 
-    /// Returns whether the request has such a buffer.
-    #[inline]
-    pub(crate) fn has_kept(&self) -> bool {
-        self.kept.is_some()
-    }
-
     /// Takes the buffer of a request that was released, for another one.
     #[inline]
     pub(crate) fn take_kept(&mut self) -> Option<Buf<ToDevice>> {

@@ -1383,10 +1383,10 @@ impl Response {
         self.queue = None;
     }
 
-    /// Keeps the memory of a read that is over, or drops it if the connection has ended.
+    /// Keeps the memory of a read that is over, if it had some of those that are kept.
     #[inline(never)]
-    fn keep_data(&mut self, queue: Option<ArcBorrow<'_, Queue>>) {
-        if let (Some(kept), Some(queue)) = (self.request.take_kept(), queue) {
+    fn keep_data(&mut self, queue: &Queue) {
+        if let Some(kept) = self.request.take_kept() {
             queue.keep(kept);
         }
     }
@@ -1406,12 +1406,11 @@ impl CqeHandler for Response {
     fn done(mut this: Self::Pointer, wc: &Wc, cx: &InQueue) {
         let places = this.n_rdma.saturating_add(1);
         this.release();
-        let queue = cx.get_arc();
-        if this.request.has_kept() {
-            this.keep_data(queue);
+        let Some(queue) = cx.get_arc() else { return };
+        if queue.kept_data_size != 0 {
+            this.keep_data(&queue);
         }
         drop(this);
-        let Some(queue) = queue else { return };
         queue.give_places(places, cx);
         if let Err(e) = wc.result() {
             queue.failed("SEND", &e, cx);
