@@ -3,8 +3,9 @@
 /*
  * A plugin of QEMU: counts how often each instruction is executed, of the kernel's and all others.
  *
- * The guest marks where a count ends and the next one begins by a call of MARK (tests/guest/nvme_bench.py).
- * Each goes to a file FOLDER/counts-N, a line an instruction: its address, and the number.
+ * The guest marks where a count ends and the next one begins by a call of MARK
+ * (tests/guest/nvme_bench.py). Each goes to a file FOLDER/counts-N, a line an instruction: its
+ * address, and the number.
  *
  * Debian has no package with qemu-plugin.h, so what is used of it is declared here.
  */
@@ -18,8 +19,10 @@
 struct qemu_plugin_tb;
 struct qemu_plugin_insn;
 
-void qemu_plugin_register_vcpu_tb_trans_cb(uint64_t id, void (*cb)(uint64_t id, struct qemu_plugin_tb *tb));
-void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *tb, void (*cb)(unsigned int vcpu, void *data),
+void qemu_plugin_register_vcpu_tb_trans_cb(uint64_t id,
+					   void (*cb)(uint64_t id, struct qemu_plugin_tb *tb));
+void qemu_plugin_register_vcpu_tb_exec_cb(struct qemu_plugin_tb *tb,
+					  void (*cb)(unsigned int vcpu, void *data),
 					  int flags, void *data);
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *tb, size_t idx);
