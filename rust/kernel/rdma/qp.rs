@@ -8,11 +8,13 @@ mod attr;
 mod chain;
 mod context;
 mod drain;
+mod events;
 mod keep;
 pub(crate) mod post;
 mod prepared;
 mod requests;
 mod send_ring;
+mod transfers;
 
 pub use crate::rnr_timer::RnrTimer;
 pub use attr::{
@@ -30,6 +32,10 @@ pub use chain::{
     ChainOp, //
 };
 pub use context::QpContext;
+pub use events::{
+    Event,
+    Events, //
+};
 pub(crate) use keep::Kept;
 pub(crate) use prepared::{
     Entry,
@@ -46,11 +52,11 @@ pub use requests::{
     Taken, //
 };
 pub use send_ring::SendRing;
+pub(crate) use transfers::Transfers;
 
 use crate::{
     ah::Ah,
     cm,
-    completion::Completion,
     cq::{
         self,
         Cq, //
@@ -770,7 +776,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
         context <- QpPriv::new(parts.events, dev, prepared, draining, state),
         raw: {
             attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
-            attr.event_handler = context.events.is_some().then_some(on_event);
+            attr.event_handler = context.events.is_some().then_some(events::on_event);
             // SAFETY: The CQs and the id are of this device, as just checked, and `Inner` keeps the
             // id and the context.
             let raw = unsafe { create_raw(id, pd, &mut attr) }?;
@@ -882,58 +888,6 @@ unsafe fn destroy_raw(id: Option<&cm::Shared>, qp: NonNull<bindings::ib_qp>) -> 
     }
 }
 
-wc::named_values! {
-    /// Something that has happened to a QP, as `enum ib_event_type`. It prints the text that C has
-    /// for it (`ib_event_msg`).
-    Event(ib_event_type), ib_event_msg;
-
-    /// The QP has failed and is in the error state.
-    FATAL = ib_event_type_IB_EVENT_QP_FATAL,
-    /// The peer has sent what makes no sense, and the QP is in the error state.
-    REQUEST_ERROR = ib_event_type_IB_EVENT_QP_REQ_ERR,
-    /// The peer has asked for memory that it may not access, and the QP is in the error state.
-    ACCESS_ERROR = ib_event_type_IB_EVENT_QP_ACCESS_ERR,
-    /// A message has arrived before the connection was told to be established.
-    COMM_EST = ib_event_type_IB_EVENT_COMM_EST,
-    /// The QP is in the error state and takes nothing more from its shared receive queue.
-    LAST_WQE_REACHED = ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED,
-}
-
-impl Event {
-    /// Returns the C value. Drivers may report values that have no name here.
-    pub fn as_raw(self) -> u32 {
-        self.0
-    }
-}
-
-/// The handler of the events of a QP (`ib_qp_init_attr.event_handler`), which it must not own.
-///
-/// # Examples
-///
-/// ```
-/// # use rdma::{context::*, cq::Cq, pd::Pd, qp::*};
-/// # use kernel::sync::{Arc, ArcBorrow};
-/// struct Log;
-///
-/// impl Events for Log {
-///     fn event(self: ArcBorrow<'_, Self>, event: Event, qp_num: u32, _cx: &Atomic) {
-///         pr_info!("QP {qp_num}: {event} ({})\n", event.as_raw());
-///     }
-/// }
-///
-/// fn create(pd: &Pd, cq: &Cq<Softirq>, cx: &Sleepable) -> Result<Qp<Softirq>> {
-///     let log = Arc::new(Log, GFP_KERNEL)?;
-///     InitAttr::new(pd, cq, cq, &Caps::new(16, 16)).events(log).create(cx)
-/// }
-/// ```
-pub trait Events: Send + Sync + 'static {
-    /// Something has happened to the QP of this number. Any context; events may come at the same
-    /// time, and the first before the creation of the QP returns. To [`Event::COMM_EST`] the answer
-    /// is [`Id::notify_established`](cm::Id::notify_established). A work item that is started here
-    /// gets a reference by `Arc::from(self)`.
-    fn event(self: ArcBorrow<'_, Self>, event: Event, qp_num: u32, cx: &crate::context::Atomic);
-}
-
 /// The private data of a QP, as its `qp_context`.
 #[pin_data]
 #[repr(C)]
@@ -997,13 +951,7 @@ impl QpPriv {
             kept <- keep::Tables::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
             looks_for_lost: Atomic::new(false),
             requests: sync::SetOnce::new(),
-            transfers <- pin_init!(Transfers {
-                users: crate::sync::Users::new(),
-                is_ending: Atomic::new(false),
-                ended <- Completion::new(),
-                prepared,
-                iwarp: dev.is_iwarp(),
-            }),
+            transfers <- Transfers::new(prepared, dev.is_iwarp()),
             events,
             flushes: sync::SetOnce::new(),
             user_context <- context::UserContext::new(),
@@ -1018,42 +966,6 @@ impl QpPriv {
         }
         self.requests.as_ref().cloned().ok_or(EINVAL)
     }
-}
-
-/// `ib_qp_init_attr.event_handler`.
-///
-/// # Safety
-///
-/// Called by the RDMA core for a QP whose context is a [`QpPriv`].
-unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_void) {
-    // SAFETY: The context lives until the QP is destroyed, which waits for this callback.
-    let context = unsafe { &*context.cast::<QpPriv>() };
-    // SAFETY: The event is valid during this call, and one of a QP.
-    let (event, num) = unsafe { (Event((*event).event), (**(*event).element.qp).qp_num) };
-    // SAFETY: Every context allows what this token does.
-    let cx = unsafe { crate::context::Atomic::assume() };
-    if let Some(events) = &context.events {
-        events.as_arc_borrow().event(event, num, &cx);
-    }
-}
-
-/// The transfers of a QP, which is destroyed when none is left: `rdma_rw_ctx_destroy` needs the QP,
-/// and is called in the handler of the transfer. A drain proves that all requests have completed,
-/// not that all handlers have begun: those of a direct CQ, or of one that the drain of an SRQ
-/// polls, may still be waiting with another thread.
-#[pin_data]
-pub(crate) struct Transfers {
-    /// The transfers that use the QP, and the QP itself.
-    users: crate::sync::Users,
-    /// Set when the QP itself is counted no more.
-    is_ending: Atomic<bool>,
-    /// Completed by the last transfer once [`Transfers::wait`] was called.
-    #[pin]
-    ended: Completion,
-    /// The contexts that were prepared. `None` if the QP was created without contexts.
-    pub(crate) prepared: Option<Arc<prepared::PreparedList>>,
-    /// Set if the device is one of iWARP.
-    pub(crate) iwarp: bool,
 }
 
 /// Returns the private data of a QP.
@@ -1089,50 +1001,4 @@ pub(crate) unsafe fn keep_until_destroyed<T: Send + 'static>(qp: *mut bindings::
     // SAFETY: The QP is as the caller promises.
     let kept = unsafe { &private(qp).kept };
     kept.add(keep::Node::new(left));
-}
-
-impl Transfers {
-    /// Counts a transfer that has begun. The caller has a reference to the QP.
-    #[inline]
-    pub(crate) fn begin(&self) {
-        self.users.get();
-    }
-
-    /// Ends a transfer, which no longer uses the QP, or this. Returns the callback that it
-    /// is given, which the caller then need not save.
-    #[inline]
-    pub(crate) fn end(&self, user: *mut bindings::ib_cqe) -> *mut bindings::ib_cqe {
-        match self.users.put() {
-            true => self.ended(user),
-            false => user,
-        }
-    }
-
-    #[cold]
-    fn ended(&self, user: *mut bindings::ib_cqe) -> *mut bindings::ib_cqe {
-        self.ended.complete();
-        user
-    }
-
-    /// Waits until no transfer is left. Called until it succeeds, when there is no reference to the
-    /// QP. Fails with `ETIMEDOUT`, after a minute if a caller waits.
-    fn wait(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
-        if !self.is_ending.xchg(true, Relaxed) && self.users.put() {
-            return Ok(());
-        }
-        let ms = match waiter {
-            deferred::Waiter::Caller => 60_000,
-            deferred::Waiter::WorkItem => 50,
-        };
-        match self.ended.wait_timeout(ms, cx) {
-            true => Ok(()),
-            false => Err(ETIMEDOUT),
-        }
-    }
-
-    /// Returns the number of transfers, for a message.
-    fn count(&self) -> usize {
-        let qp = usize::from(!self.is_ending.load(Relaxed));
-        self.users.count().saturating_sub(qp)
-    }
 }
