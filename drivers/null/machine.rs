@@ -156,7 +156,8 @@ impl Machine {
         let ok = match self.cm {
             // `iw_cm` names the state and the access only, as drivers of iWARP know the rest.
             Some(_) => next >= qp.state || next == bindings::ib_qp_state_IB_QPS_RESET,
-            // SAFETY: The function takes any values.
+            // SAFETY: The function has no preconditions: it looks the values up in a table, and
+            // checks them.
             None => unsafe { bindings::ib_modify_qp_is_ok(qp.state, next, qp.config.kind, mask) },
         };
         if !ok {

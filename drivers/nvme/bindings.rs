@@ -57,7 +57,7 @@ mod layouts {
         ($type:ty, $name:ident, $offset:literal, $size:literal, $said:literal) => {
             same!(offset_of!($type, $name), $offset, $said);
             same!(
-                // SAFETY: The function is never called.
+                // SAFETY: The closure is only named, for its type, and never called.
                 size_of_member(|at: *const $type| unsafe { &raw const (*at).$name }),
                 $size,
                 $said

@@ -419,7 +419,8 @@ impl<T: Transport> Entry<T> {
             }
             Self::get().ok_or(ENODEV)?
         };
-        // SAFETY: The options are valid.
+        // SAFETY: nvme-fabrics has passed the options, and frees them after this returns at the
+        // earliest.
         if !unsafe { (*opts).duplicate_connect } && this.exists(opts) {
             return Err(EALREADY.into());
         }

@@ -83,20 +83,20 @@ pub(crate) const COMMAND: usize = size_of::<bindings::nvme_command>();
 /// Returns the number of receives of a shared receive queue, zero if there are to be none: the
 /// parameters of the module.
 pub(crate) fn srq_size() -> u32 {
-    // SAFETY: The function reads a variable.
+    // SAFETY: The function has no preconditions: it reads a parameter of the module.
     unsafe { bindings::nvmet_helper_srq_size() }
 }
 
 /// Returns the number of responses of which one is signaled: the parameter of the module.
 pub(crate) fn sig_limit() -> u32 {
-    // SAFETY: The function reads a variable.
+    // SAFETY: The function has no preconditions: it reads a parameter of the module.
     unsafe { bindings::nvmet_helper_sig_limit() }
 }
 
 /// Returns the size of the largest reads whose memory is kept, zero for none: the parameter of the
 /// module.
 pub(crate) fn kept_data_size() -> u32 {
-    // SAFETY: The function reads a variable.
+    // SAFETY: The function has no preconditions: it reads a parameter of the module.
     unsafe { bindings::nvmet_helper_kept_data_size() }
 }
 
@@ -246,7 +246,8 @@ unsafe extern "C" fn remove_port(raw: *mut bindings::nvmet_port) {
         let added = mem::replace(&mut (*raw).priv_, ptr::null_mut());
         KBox::<(Arc<Nport>, Arc<Port>)>::from_raw(added.cast())
     });
-    // SAFETY: nvmet removes ports where it may sleep.
+    // SAFETY: nvmet removes ports with `nvmet_config_sem` held, which is a semaphore: in process
+    // context.
     port.remove(&unsafe { Sleepable::assume() });
     nport.close();
 }
@@ -610,7 +611,7 @@ impl Sq {
             return None;
         }
         let result = f(sq);
-        // SAFETY: The reference was just taken.
+        // SAFETY: `nvmet_helper_sq_tryget` has taken the reference.
         unsafe { bindings::nvmet_helper_sq_put(sq) };
         Some(result)
     }
@@ -878,7 +879,7 @@ impl Request {
     /// the command was not parsed or has data.
     pub(crate) fn alloc_sgls(&mut self, len: u32) -> Result {
         let (this, mut entries) = (self.dataless()?, 0);
-        // SAFETY: The number is valid for writes.
+        // SAFETY: `entries` is valid for writes during the call.
         let list =
             unsafe { bindings::sgl_alloc(len.into(), bindings::GFP_KERNEL, &raw mut entries) };
         let list = NonNull::new(list).ok_or(ENOMEM)?;

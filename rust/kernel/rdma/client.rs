@@ -263,12 +263,13 @@ impl<T: ModuleClient> Registration<T> {
                 Core::new(name, T::singleton(), module, Self::add, Self::remove, Self::event)?
             },
             state <- {
-                // SAFETY: `core` is initialised.
+                // SAFETY: Fields are initialised in the order of this list, so `core` is.
                 let core = unsafe { &(*this.as_ptr()).core };
                 T::init(&core.handle()?)
             },
             _: {
-                // SAFETY: All fields are initialised and pinned.
+                // SAFETY: All fields are initialised: this is the last of the list. They are pinned
+                // from the beginning.
                 unsafe { this.as_ref() }.register()?
             },
         })
@@ -495,7 +496,7 @@ impl ClientRef {
     /// }
     /// ```
     pub fn device_of_netdev(&self, name: &CStr, _cx: &Sleepable) -> Option<Device> {
-        // SAFETY: The name is a C string.
+        // SAFETY: The name is a string that lives during the call, which only compares it.
         let raw = unsafe { bindings::rdma_helper_device_by_netdev(name.as_char_ptr()) };
         let raw = NonNull::new(raw)?.as_ptr();
         let dev = self.device(raw).ok();
@@ -709,7 +710,7 @@ impl Core {
         if let Err(e) = added {
             failed(&e);
             self.close(&inner);
-            // SAFETY: The device was just closed.
+            // SAFETY: `close` was called above.
             unsafe { self.release(inner, &mut || {}, &cx) };
             return Err(e);
         }

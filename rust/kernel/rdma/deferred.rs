@@ -43,7 +43,7 @@ unsafe impl Sync for Workqueue {}
 
 impl Workqueue {
     pub(crate) fn new(name: &CStr) -> Result<Self> {
-        // SAFETY: The name is copied.
+        // SAFETY: The name is a string that lives during the call, which copies it.
         let wq = unsafe { bindings::rdma_helper_alloc_workqueue(name.as_char_ptr()) };
         // INVARIANT: The workqueue was just allocated.
         Ok(Self(NonNull::new(wq).ok_or(ENOMEM)?))

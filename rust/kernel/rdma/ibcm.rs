@@ -341,7 +341,7 @@ unsafe fn create(
     // SAFETY: The device is registered by the invariant of `device::Inner`; the caller promises so
     // of callback and context.
     let raw = unsafe { bindings::ib_create_cm_id(device.as_raw(), Some(callback), context) };
-    // SAFETY: It was just created.
+    // SAFETY: `ib_create_cm_id` has returned the id, or an error, and nothing else destroys it.
     unsafe { RawId::new(raw) }
 }
 
@@ -352,7 +352,7 @@ fn send_req(
     service_id: u64,
     param: &Param<'_>,
 ) -> Result {
-    // SAFETY: The record is plain data.
+    // SAFETY: The record is valid, and what C copies by assignment: it owns nothing.
     let mut record = unsafe { ptr::read(&raw const path.raw) };
     let response_timeout = param.response_timeout.min(31);
     let conn = param.conn.to_raw()?;

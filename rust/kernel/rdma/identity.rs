@@ -30,7 +30,7 @@ pub(crate) fn address_of<T: 'static>() -> usize {
 /// by a comment in its assembly. It costs no instruction.
 #[inline(always)]
 pub(crate) fn keep_distinct<T: 'static>() {
-    // SAFETY: The assembly has no instruction.
+    // SAFETY: The assembly is a comment: it has no instruction.
     unsafe {
         asm!(
             "/* {} */",

@@ -154,7 +154,7 @@ impl Class {
 
     /// Returns the offset of the payload in bytes (`ib_get_mad_data_offset`).
     fn payload_at(self) -> usize {
-        // SAFETY: The function takes any class.
+        // SAFETY: The function has no preconditions: it returns an offset for any class.
         let offset = unsafe { bindings::ib_get_mad_data_offset(self.id) };
         usize::try_from(offset).map_or(MAD_LEN, |offset| offset.min(MAD_LEN))
     }
@@ -231,7 +231,7 @@ impl Peer {
         }
         let source = ah::Source::synthetic(from, to)?;
         let matches = !ah::is_ipv4(from);
-        // SAFETY: The header is that of the completion.
+        // SAFETY: `Source` has both, and has made the header for this completion.
         unsafe { Self::create(agent, &source.wc, source.header(), matches, cx) }
     }
 

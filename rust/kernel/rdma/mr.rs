@@ -540,7 +540,7 @@ impl<D: dma::AnyDirection, M: Memory<D>> Region<D, M> {
     /// }
     /// ```
     pub fn new(memory: M, cx: &Sleepable) -> Result<Self> {
-        // SAFETY: The memory is owned here.
+        // SAFETY: Until this returns the memory is owned here, and nothing uses it.
         let (mr, iova) = unsafe { Mr::alloc_for(memory.get(), cx) }?;
         // SAFETY: The memory was just mapped by the MR, which is new.
         Ok(unsafe { Self::from_parts(mr, memory, iova) })

@@ -105,7 +105,7 @@ impl Table {
         let table = KBox::pin_init(init, GFP_KERNEL)?;
         // INVARIANT: The table is the core module's, which its users keep.
         TABLE.store(ptr::from_ref(&*table) as usize, Release);
-        // SAFETY: The module has no users yet.
+        // SAFETY: The module is being loaded: no ULP has posted or polled anything.
         unsafe { set(note_posts) }?;
         Ok(table)
     }
@@ -152,9 +152,11 @@ pub unsafe fn set(on: bool) -> Result {
             pr_err!("posts cannot be noted: this kernel has no static branches\n");
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: They are off.
+        // SAFETY: `NOTING` says that they are off, and nobody posts or polls meanwhile, as the
+        // caller promises.
         (false, true) => to_result(unsafe { bindings::rdma_helper_branches_on() })?,
-        // SAFETY: They are on.
+        // SAFETY: `NOTING` says that they are on, and nobody posts or polls meanwhile, as the
+        // caller promises.
         (true, false) => unsafe { bindings::rdma_helper_branches_off() },
         _ => {}
     }

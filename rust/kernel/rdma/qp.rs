@@ -576,14 +576,16 @@ impl Inner {
             // SAFETY: The QP is destroyed, and the pollers of its CQs have handled what they had
             // polled before that. One thread ends it.
             while let Some((cqe, queue)) = unsafe { queues.take_lost(&mut slots) } {
-                // SAFETY: As just taken.
+                // SAFETY: The QP is destroyed, and `take_lost` has returned the callback of a
+                // request that was posted and has not completed.
                 unsafe { self.complete_lost(cqe, queue) };
             }
         }
         // SAFETY: The QP is destroyed, and the pollers of these CQs have handled what they had
         // polled before that.
         while let Some((cqe, queue)) = unsafe { noted::take_lost(id, is_noted) } {
-            // SAFETY: As just taken.
+            // SAFETY: The QP is destroyed, and `take_lost` has returned the callback of a request
+            // that was posted and has not completed.
             unsafe { self.complete_lost(cqe, queue) };
         }
         Ok(())
@@ -780,7 +782,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
             // SAFETY: The CQs and the id are of this device, as just checked, and `Inner` keeps the
             // id and the context.
             let raw = unsafe { create_raw(id, pd, &mut attr) }?;
-            // SAFETY: The QP was just created.
+            // SAFETY: `create_raw` has returned the QP, which is valid until `Inner` destroys it.
             *sizes = unsafe { given(raw, &attr.cap) };
             raw
         },

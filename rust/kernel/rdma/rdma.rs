@@ -129,10 +129,10 @@ struct Module {
 
 impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
-        // SAFETY: This is the module's init.
+        // SAFETY: `init` is called once, when the module is loaded.
         unsafe { client::init() };
         Ok(Self {
-            // SAFETY: This is the module's init.
+            // SAFETY: `init` is called once, when the module is loaded.
             _objects: unsafe { objects::Table::new() },
             _queue: deferred::Queue::new()?,
             _debug: debug::Table::new()?,

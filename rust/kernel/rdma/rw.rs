@@ -370,7 +370,7 @@ unsafe impl Send for RawCtx {}
 // SAFETY: What is not atomic has one user at a time by the invariants.
 unsafe impl Sync for RawCtx {}
 
-// SAFETY: The owner is `Send`, by its trait.
+// SAFETY: `SgOwner` has `Send` as a supertrait, and `RawCtx` is.
 unsafe impl<D: dma::Direction, O: sg::SgOwner<D>> Send for Ctx<D, O> {}
 // SAFETY: A shared reference gives no access to the owner.
 unsafe impl<D: dma::Direction, O: sg::SgOwner<D>> Sync for Ctx<D, O> {}
@@ -688,7 +688,7 @@ impl RawCtx {
                 (inner.first, inner.count, inner.ends) = sg::cut(inner.all.sgl, &range);
             }
         }
-        // SAFETY: The claim keeps all others from `inner`.
+        // SAFETY: This was claimed above, which keeps all others from `inner`.
         let entries = unsafe { (*self.inner.get()).count };
         let (requests, mrs) = (entries.div_ceil(sges), entries.div_ceil(pages.min(256)));
         if requests as usize > most::<bindings::ib_rdma_wr>() || mrs as usize > FEW_ENTRIES {
@@ -734,7 +734,7 @@ impl RawCtx {
     /// The caller has claimed this.
     #[inline]
     unsafe fn note(&self, posted: &post::Posted) {
-        // SAFETY: The claim keeps all others from this.
+        // SAFETY: The caller has claimed this, which keeps all others from its fields.
         unsafe {
             (*self.inner.get()).user = posted.user;
             (*self.cqe.get()).done = Some(posted.done);
@@ -873,7 +873,8 @@ impl RawCtx {
     #[inline]
     unsafe fn cancel(&self) {
         if self.state.is_prepared() {
-            // SAFETY: As the caller promises.
+            // SAFETY: This is not posted, and nothing but the end of its QP uses it, as the caller
+            // promises.
             unsafe { self.take_out() };
         }
     }
@@ -952,7 +953,7 @@ impl Drop for RawCtx {
             self.unlist();
             self.finish(false);
         }
-        // SAFETY: `RawCtx::new` has listed it.
+        // SAFETY: `RawCtx::new` has listed the context, and only this takes it out.
         unsafe { lost::remove(self) };
     }
 }

@@ -70,7 +70,8 @@ impl Table {
     }
 }
 
-// SAFETY: It is plain memory.
+// SAFETY: The entries are memory that may be freed from any thread, and nothing else has their
+// address.
 unsafe impl Send for Table {}
 // SAFETY: A shared reference gives no access to the table.
 unsafe impl Sync for Table {}

@@ -118,7 +118,7 @@ impl<Q> Slot<Q> {
     /// Returns a reference to the queue. Any context.
     pub(super) fn clone_queue(&self) -> Option<Arc<Q>> {
         let _guard = rcu::read_lock();
-        // SAFETY: The section ends after this.
+        // SAFETY: The guard keeps the section until the reference is counted.
         unsafe { self.get() }.map(Arc::from)
     }
 }
@@ -182,7 +182,7 @@ impl<T: Transport> Link<T> {
         let Some(queue) = self.with(slot).flatten() else {
             return false;
         };
-        // SAFETY: The caller may sleep.
+        // SAFETY: The token proves that the caller may sleep.
         unsafe { bindings::synchronize_rcu() };
         drop(queue);
         true
@@ -254,7 +254,7 @@ pub(crate) struct Controller<T: Transport> {
 // SAFETY: nvme-core locks what it changes in a `struct nvme_ctrl`, but for what [`Setup`] gives
 // exclusive access to, and fields that are read and written at once. All else is `Send`.
 unsafe impl<T: Transport> Send for Controller<T> {}
-// SAFETY: See above. All else is `Sync`.
+// SAFETY: nvme-core locks what it changes, as above. All else is `Sync`.
 unsafe impl<T: Transport> Sync for Controller<T> {}
 
 /// What is set up of a controller.
@@ -382,7 +382,7 @@ impl<T: Transport> Controller<T> {
         }
         // INVARIANT: The module is loaded, as nvme-fabrics has a reference during the call.
         //
-        // SAFETY: The module is this one.
+        // SAFETY: `module` is that of the driver whose `create_ctrl` is running, so it is loaded.
         unsafe { bindings::__module_get(module.as_ptr()) };
         // SAFETY: The controller is valid.
         let ctrl = unsafe { this.as_ref() };
@@ -681,7 +681,7 @@ impl<T: Transport> ControllerRef<T> {
 
 impl<T: Transport> Drop for ControllerRef<T> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant this counts.
+        // SAFETY: By the type invariant this has a reference, which is not used after this.
         unsafe { bindings::nvme_helper_put_ctrl(self.raw()) };
     }
 }

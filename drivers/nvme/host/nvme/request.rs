@@ -130,7 +130,8 @@ impl Rq {
         let Ok(entries) = u32::try_from(mapped) else {
             return Err((self, Error::from_errno(mapped)));
         };
-        // SAFETY: As above.
+        // SAFETY: By the type invariant the data are valid, and only this uses them until the
+        // request is given away.
         unsafe { (*pdu).entries = entries };
         // INVARIANT: The table was just allocated and filled.
         Ok(Payload(ManuallyDrop::new(self)))

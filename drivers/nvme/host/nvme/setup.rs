@@ -203,7 +203,8 @@ impl<'a, T: Transport> Setup<'a, T> {
         self.may_alloc(self.sets.io)?;
         let (ops, size) = (&Self::IO_OPS, size_of::<Pdu>() as u32);
         let maps = if polls { TYPES as u32 } else { 2 };
-        // SAFETY: As in `alloc_admin_tag_set`.
+        // SAFETY: The controller is initialised and has no such set, as just checked; the
+        // operations are those of `T`, and static.
         to_result(unsafe {
             let set = self.ctrl.io_set.get();
             bindings::nvme_alloc_io_tag_set(self.raw(), set, ops, maps, size)
@@ -506,7 +507,7 @@ impl<'a, T: Transport> Setup<'a, T> {
         let Some(slot) = ctrl.slots.get(qid) else {
             return EINVAL.to_errno();
         };
-        // SAFETY: blk-mq is initialising it.
+        // SAFETY: blk-mq is initialising the queue, and nothing else uses it before this returns.
         unsafe { (*hctx).driver_data = ptr::from_ref(slot).cast_mut().cast() };
         0
     }
@@ -573,7 +574,7 @@ impl<'a, T: Transport> Setup<'a, T> {
         };
         // INVARIANT: The request was just started, so it is in flight, and only this ends it.
         //
-        // SAFETY: blk-mq passes no null pointer.
+        // SAFETY: blk-mq has passed the request, which it has started: it is not null.
         let rq = unsafe { NonNull::new_unchecked(rq) };
         match T::queue_rq(queue, Rq(rq)) {
             Ok(()) => OK,

@@ -22,7 +22,7 @@ static UNLISTED: Atomic<u32> = Atomic::new(0);
 
 /// Returns the address of the current task, to be compared.
 pub(super) fn current_task() -> usize {
-    // SAFETY: There is a current task.
+    // SAFETY: `current` may be read in any context, and its address is only compared.
     unsafe { bindings::get_current() as usize }
 }
 

@@ -213,7 +213,8 @@ impl removal::OnRemoval for Waiting {
 ///
 /// Called by the driver, in any context, with the [`Inner`] of a CQ that is not destroyed.
 pub(super) unsafe extern "C" fn completed(_cq: *mut bindings::ib_cq, context: *mut c_void) {
-    // SAFETY: The context outlives its CQ.
+    // SAFETY: The context is the `Inner` of a CQ that is not destroyed, as the caller promises, and
+    // is freed after that.
     let inner = unsafe { &*context.cast::<Inner>() };
     let Some(waiting) = &inner.waiting else {
         return;

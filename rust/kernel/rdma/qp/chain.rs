@@ -245,7 +245,7 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
             // INVARIANT: The request was just written.
             slot.registration.write(registration);
         }
-        // SAFETY: The request was just written.
+        // SAFETY: `write` above has written the request of slot `n`, and there are `n` before it.
         unsafe { self.link(n) };
         Ok(output)
     }
@@ -558,7 +558,8 @@ impl AnyQp {
         let cqe = owner.into_cqe(cqe::Sealed(()));
         // SAFETY: The owner was just given up for this address.
         unsafe { P::note_cqe(cqe, self.target.qp_id, Queue::Send, cqe) };
-        // SAFETY: The owner is the queue's until `done`.
+        // SAFETY: The owner is the queue's until its callback is called, and what the requests are
+        // made of is the owner's.
         let posted = unsafe { chain.post(Some(cqe), P::NOTED) };
         // SAFETY: The requests were made of the owner, and the last, signaled one has its callback.
         posted.map_err(|refused| unsafe { self.take_back(refused, cqe) })

@@ -351,7 +351,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // what the handler needs.
             return unsafe { (*qp).post_op(owner, wr) };
         }
-        // SAFETY: It is the owner's.
+        // SAFETY: The QP is in the `Arc` that `qp` has returned of the owner.
         let output = unsafe { Self::post_counted(qp, owner, |qp, owner| qp.post_send(owner, wr)) }?;
         Ok(output)
     }
@@ -376,7 +376,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // until the caller has returned.
             return unsafe { &*qp }.post_recv(owner, wr);
         }
-        // SAFETY: It is the owner's.
+        // SAFETY: The QP is in the `Arc` that `qp` has returned of the owner.
         unsafe { Self::post_recv_counted(qp, owner, wr) }
     }
 

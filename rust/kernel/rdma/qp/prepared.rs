@@ -190,7 +190,7 @@ impl Entry {
     /// transfer of the context has ended.
     pub(crate) fn remove(&self) {
         let mut listed = self.list.list.lock();
-        // SAFETY: This is in no other list.
+        // SAFETY: An entry is only ever put into `self.list`, whose lock is held.
         let entry = unsafe { listed.entries.remove(self) };
         self.is_listed.store(false, Relaxed);
         // With the lock held, as an entry that is listed is known to be so until it is dropped. The

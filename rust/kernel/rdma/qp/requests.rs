@@ -108,7 +108,7 @@ struct Entry<T> {
 
 struct Array<T>(KVVec<Entry<T>>);
 
-// SAFETY: The requests are `Send`.
+// SAFETY: The array owns its values, which are `Send`; the rest of an entry is.
 unsafe impl<T: Send> Send for Array<T> {}
 // SAFETY: A shared array gives access to the states only.
 unsafe impl<T: Send> Sync for Array<T> {}
@@ -438,7 +438,8 @@ impl<T: Send + 'static> Requests<T> {
         // INVARIANT: The array is of these entries, which `Builder::finish` fails without.
         Ok(Self {
             first,
-            // SAFETY: There are so many entries.
+            // SAFETY: The loop has initialised `count` entries in one allocation, of which this is
+            // the end.
             end: unsafe { first.add(count) },
             next: first,
             _array: builder.finish(array)?,

@@ -369,7 +369,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         let mut error = PostError::in_part(owner, posted.unwrap_or(0) as u32, error);
         if error.posted() > 0 {
             if let Some(owner) = error.owner.take() {
-                // SAFETY: The caller has the QP.
+                // SAFETY: By the invariant of the ring its QP is valid as long as the ring is used.
                 let inner = unsafe { ring.inner.as_ref() };
                 inner.keep_until_drained::<P, P::Target>(owner);
             }

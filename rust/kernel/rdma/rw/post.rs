@@ -63,7 +63,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
     // SAFETY: The request was posted with the callback of a context, which the owner keeps, and
     // that is not back: a request completes once.
     let ctx = || unsafe { of(wc) };
-    // SAFETY: The completion has the context.
+    // SAFETY: The completion gives this exclusive access to the context, which is valid, as just
+    // said.
     if !debug::deactivate(unsafe { (*ctx().inner.get()).user }) {
         return debug::report(core::any::type_name::<T>());
     }
@@ -103,7 +104,7 @@ struct InPart<P> {
     _owner: P,
 }
 
-// SAFETY: A transfer may end on any thread.
+// SAFETY: The context is `Send`, and so is the owner that keeps it.
 unsafe impl<P: Send> Send for InPart<P> {}
 
 impl<P> Drop for InPart<P> {

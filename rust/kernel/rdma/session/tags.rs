@@ -916,7 +916,8 @@ impl<X: Exchange> Tags<X> {
             Some(tag) => tag as usize,
             None => header.take_behind_first()?,
         };
-        // SAFETY: It was just taken.
+        // SAFETY: The header has just given this tag to this call, and gives it to no other until
+        // it is put.
         Ok(unsafe { self.tag(tag) })
     }
 
@@ -955,7 +956,8 @@ impl<X: Exchange> Tags<X> {
     /// with `ERESTARTSYS` if a signal is pending, or with the error of [`Tags::close`].
     pub fn wait(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Tag<X>> {
         match self.take() {
-            // SAFETY: It was just taken.
+            // SAFETY: The header has just given this tag to this call, and gives it to no other
+            // until it is put.
             Err(EAGAIN) => Ok(unsafe { self.tag(self.0.header.wait(timeout_ms, cx)?) }),
             taken => taken,
         }
