@@ -55,8 +55,8 @@ impl Event {
 pub trait Events: Send + Sync + 'static {
     /// Something has happened to the QP of this number. Any context; events may come at the same
     /// time, and the first before the creation of the QP returns. To [`Event::COMM_EST`] the answer
-    /// is [`Id::notify_established`](crate::cm::Id::notify_established). A work item that is started here
-    /// gets a reference by `Arc::from(self)`.
+    /// is [`Id::notify_established`](crate::cm::Id::notify_established). A work item that is
+    /// started here gets a reference by `Arc::from(self)`.
     fn event(self: ArcBorrow<'_, Self>, event: Event, qp_num: u32, cx: &crate::context::Atomic);
 }
 
