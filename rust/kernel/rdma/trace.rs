@@ -3,8 +3,8 @@
 //! Trace events of posts and completions.
 //!
 //! These are inlined into ULPs, and begin with a static branch, which is a no-op while the event is
-//! off. Where it is on, a function of `helpers.c` does the same, and traces it. Where
-//! the architecture has no static branches there are no such events.
+//! off. Where it is on, a function of `helpers.c` does the same, and traces it. Architectures
+//! without static branches have no such events.
 //!
 //! The branches are on as well where posts are [noted].
 

@@ -24,7 +24,7 @@
 //!     type Connection = ();
 //!     type Needs = context::Atomic;
 //!
-//!     /// Both are back, or there is no connection any more.
+//!     /// Both are back, or the connection has ended.
 //!     fn ended(mut tag: Tag<Self>) {
 //!         pr_info!("the value, if there was a reply: {:?}\n", tag.parts().1.take());
 //!     }
@@ -1059,7 +1059,7 @@ impl<X: Exchange> Drop for Keeper<X> {
     fn drop(&mut self) {
         // INVARIANT: The QP is destroyed. Another CQ may be at this address later.
         self.0.header.poller.forget();
-        // The QP was drained after `closing`, or nothing was posted to it, and nothing is any more.
+        // The QP was drained after `closing`, or nothing was posted to it; nothing is posted now.
         self.0.drained();
         self.0.sweep(State::last_sweep);
     }

@@ -78,8 +78,8 @@ impl Places {
         taken.is_ok()
     }
 
-    /// Says whether somebody waits, under the lock of the line. What is given after this is seen by
-    /// who gives it to be waited for; what was given before it can be taken.
+    /// Says whether somebody waits, under the lock of the line. A caller of `give` after this sees
+    /// that; what was given before this, `take_first` finds.
     fn set_waiting(&self, is_waiting: bool) {
         let order = Ordering::AcqRel;
         match is_waiting {

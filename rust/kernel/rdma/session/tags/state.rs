@@ -62,7 +62,7 @@ pub(super) enum Half {
 ///
 /// While a half is out, only handlers of one CQ change `now`, which run one after the other, so
 /// each change is a load and a store. What comes back elsewhere is noted in `strays`, and found
-/// when the table is swept: then no handler uses the exchange any more.
+/// when the table is swept: no handler uses the exchange then.
 ///
 /// # Invariants
 ///
@@ -120,7 +120,7 @@ impl State {
     }
 
     /// The send has completed. Returns whether both are back, as [`State::end_reply`]. If the table
-    /// is `closed`, the reply is not waited for any more.
+    /// is `closed`, the reply is no longer waited for.
     #[inline]
     pub(super) fn end_send(&self, closed: bool) -> bool {
         match closed {
@@ -184,8 +184,8 @@ impl State {
     }
 
     /// Takes an exchange of which only strays are out, and a reply that will not come. Returns
-    /// whether the caller holds the tag by this. No handler of the CQ uses the exchange any more,
-    /// and what they did has happened; another one may have begun.
+    /// whether the caller holds the tag by this. The handlers of the CQ no longer use the
+    /// exchange, and what they did has happened; another exchange may have begun.
     #[cold]
     pub(super) fn sweep(&self) -> bool {
         let now = self.now.load(Ordering::Acquire);
@@ -269,18 +269,18 @@ impl Word {
     #[must_use]
     pub(super) fn put(&self, bit: usize) -> bool {
         let with = |old| (old & LOCKED == 0).then_some(old | bit);
-        // INVARIANT: The caller held the tag, and does not any more.
+        // INVARIANT: The caller has given up the tag.
         let put = (self.0).fetch_update(Ordering::Release, Ordering::Relaxed, with);
         put.is_ok()
     }
 
     /// Frees the tag of this bit, which the caller holds, under the lock.
     pub(super) fn put_locked(&self, bit: usize) {
-        // INVARIANT: The caller held the tag, and does not any more.
+        // INVARIANT: The caller has given up the tag.
         self.0.fetch_or(bit, Ordering::AcqRel);
     }
 
-    /// Lets tags be put under the lock, which the caller holds, or not any more.
+    /// Has tags put under the lock only, or ends that. The caller holds the lock.
     pub(super) fn set_locked(&self, locked: bool) {
         let order = Ordering::AcqRel;
         match locked {
