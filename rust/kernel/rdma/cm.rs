@@ -22,7 +22,10 @@ mod listener;
 mod pending;
 
 pub use crate::rnr_timer::RnrTimer;
-pub(crate) use callback::InCallback;
+pub(crate) use callback::{
+    init,
+    InCallback, //
+};
 pub(crate) use conn::{
     Conn,
     Manager,

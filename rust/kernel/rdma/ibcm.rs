@@ -452,7 +452,7 @@ unsafe extern "C" fn on_event(
         let conn = sync::ArcBorrow::<Conn<IbCm>>::from_raw((*id).context.cast());
         (Arc::from(conn), &*raw, Sleepable::assume())
     };
-    let _in_callback = InCallback::enter();
+    pin_init::stack_pin_init!(let _in_callback = InCallback::enter());
     let is_answer = raw.event == bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
     let event = match raw.event {
         _ if is_answer => cm::Event::Established {
@@ -555,7 +555,7 @@ impl removal::OnRemoval for Listening {
     fn removed(&self, _cx: &Sleepable) {
         self.stop();
         // A handler that waits here holds up all others.
-        let _in_callback = InCallback::enter();
+        pin_init::stack_pin_init!(let _in_callback = InCallback::enter());
         self.accept.as_arc_borrow().stopped();
     }
 }
@@ -576,7 +576,7 @@ unsafe extern "C" fn on_listener_event(
         let listening = &*id.as_ref().context.cast::<Listening>();
         (listening, &*event, Sleepable::assume())
     };
-    let _in_callback = InCallback::enter();
+    pin_init::stack_pin_init!(let _in_callback = InCallback::enter());
     if event.event != bindings::ib_cm_event_type_IB_CM_REQ_RECEIVED {
         return 0;
     }

@@ -130,7 +130,10 @@ struct Module {
 impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         // SAFETY: `init` is called once, when the module is loaded.
-        unsafe { client::init() };
+        unsafe {
+            client::init();
+            cm::init();
+        }
         Ok(Self {
             // SAFETY: `init` is called once, when the module is loaded.
             _objects: unsafe { objects::Table::new() },

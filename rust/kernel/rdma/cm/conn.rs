@@ -293,7 +293,7 @@ impl<M: Manager> removal::OnRemoval for Conn<M> {
 
     fn removed(&self, cx: &Sleepable) {
         // Callbacks may wait for the handler that is called here.
-        let _in_callback = InCallback::enter();
+        pin_init::stack_pin_init!(let _in_callback = InCallback::enter());
         let connect = self.inner.lock().take_async();
         drop(connect);
         let _events = self.event_lock.lock();
@@ -305,7 +305,7 @@ impl<M: Manager> removal::OnRemoval for Conn<M> {
 
     fn disconnect(&self) {
         // A handler that is dropped here must not wait for the id, which is locked.
-        let _in_callback = InCallback::enter();
+        pin_init::stack_pin_init!(let _in_callback = InCallback::enter());
         self.with_id(|id| {
             // SAFETY: `with_id` passes the id of this connection, alive meanwhile.
             let _ = unsafe { self.end(id.as_ptr()) };

@@ -554,7 +554,7 @@ pub(super) unsafe extern "C" fn on_event(
         let conn = &*(*id).context.cast::<Conn<RdmaCm>>();
         (conn, &*raw, Sleepable::assume())
     };
-    let _in_callback = InCallback::enter();
+    pin_init::stack_pin_init!(let _in_callback = InCallback::enter());
     conn.set_callback_task(true);
     // SAFETY: `raw` is an event of `id`, whose callback this is. All ids with this callback are of
     // a connected service, and the private data of an event are valid during the callback.

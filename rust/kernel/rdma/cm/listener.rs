@@ -186,7 +186,7 @@ unsafe extern "C" fn on_listener_event(
         let this = sync::ArcBorrow::<Listening>::from_raw(id.as_ref().context.cast());
         (Arc::from(this), &*event, Sleepable::assume())
     };
-    let _in_callback = InCallback::enter();
+    pin_init::stack_pin_init!(let _in_callback = InCallback::enter());
     from_result(|| {
         match event.event {
             // An error destroys the id, which refuses the request.

@@ -77,7 +77,7 @@ impl<M: Manager> workqueue::WorkItem for Pending<M> {
 
     fn run(this: Arc<Self>) {
         let conn = &this.conn;
-        let _in_callback = InCallback::enter();
+        pin_init::stack_pin_init!(let _in_callback = InCallback::enter());
         let _events = conn.event_lock.lock();
         if !this.is_due() {
             return;
