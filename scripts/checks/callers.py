@@ -14,9 +14,9 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import kbuild
+import rust_items
 
 TOP = Path(__file__).resolve().parents[2]
-CRATE = TOP / "rust/kernel/rdma"
 OUT = TOP / "build/callers"
 # Nothing is inlined, and each function has its whole path.
 MIR = ["-Zinline-mir=no", "-Ztrim-diagnostic-paths=no", "-Awarnings"]
@@ -24,33 +24,10 @@ SAMPLES = ["kv/kv", "mad_ping/mad_ping", "minimal/minimal", "perf/perf", "replog
            "ud_echo/ud_echo"]
 
 
-def public():
-    """Returns {(type, name)} of the methods of public types, and of {(module, name)} of functions.
-
-    A method of an alias is one of the type that it stands for, as in MIR."""
-    types, aliases, methods = set(), {}, set()
-    for path in CRATE.rglob("*.rs"):
-        # What is in a folder's file is exported by the folder's module.
-        module = path.stem if path.parent == CRATE else path.parent.name
-        block, hidden = module, False
-        for line in path.read_text().splitlines():
-            if match := re.match(r"\s*pub (?:struct|enum|union) (\w+)", line):
-                types.add(match[1])
-            if match := re.match(r"pub type (\w+)[^=]*(?:=[^=]+)?= (?:\w+::)*(\w+)<", line):
-                aliases[match[1]] = match[2]
-            if re.match(r"(unsafe )?impl\b", line):
-                head = line.removeprefix("unsafe ").removeprefix("impl")
-                head = head[closing(head, 0) if head.startswith("<") else 0 :].strip()
-                block = None if " for " in head else re.match(r"(?:\w+::)*(\w+)", head)[1]
-            elif line.startswith("}"):
-                block = module
-            if match := re.match(r"\s*pub (?:const )?(?:unsafe )?fn (\w+)", line):
-                if not hidden and block:
-                    methods.add((block, match[1]))
-            hidden = "#[doc(hidden)]" in line or hidden and line.lstrip().startswith(("#[", "//"))
-    modules = {path.stem for path in CRATE.rglob("*.rs")}
-    methods = {(aliases.get(of, of), name) for of, name in methods}
-    return {(of, name) for of, name in methods if of in types | modules}
+def public(kernel):
+    """Returns {(type, name)} of the methods of public types, and of {(module, name)} of functions."""
+    return {(function.of or function.module, function.name) for function in rust_items.functions(kernel)
+            if function.is_public and not function.is_hidden and not function.trait}
 
 
 def closing(text, at):
@@ -125,7 +102,7 @@ def table(kernel):
     tests = "\n".join(path.read_text() for folder in ("kunit", "random", "soak", "twins", "netns", "asm", "compile")
                       for path in (TOP / "tests" / folder).rglob("*.rs"))
     found = {}
-    for function in sorted(public()):
+    for function in sorted(public(kernel)):
         if function in samples:
             found[function] = " ".join(samples[function])
         elif function in examples:
