@@ -202,6 +202,8 @@ impl<M: Manager> RawId<M> {
 }
 
 /// A connection: the context of its C id. Lives as long as that, at least.
+///
+/// Locks are taken in this order: the handler lock of the C id, `event_lock`, `id`, `qp`, `inner`.
 #[pin_data]
 pub(crate) struct Conn<M: Manager> {
     /// The id, until it is about to be destroyed: for work items, and the removal of the device.
@@ -211,13 +213,13 @@ pub(crate) struct Conn<M: Manager> {
     #[pin]
     inner: sync::Mutex<Inner<M>>,
     /// Locked where C uses the QP of the id without a reference: it is created or destroyed, the
-    /// connection is asked for, accepted, or on iWARP disconnected. Taken after the handler lock.
+    /// connection is asked for, accepted, or on iWARP disconnected.
     #[pin]
     pub(super) qp: sync::Mutex<()>,
     /// The wait of a call has ended, or the state is no longer Notified.
     #[pin]
     changed: sync::CondVar,
-    /// Held while an event is handled, and so while the handler is called. Taken before `inner`.
+    /// Held while an event is handled, and so while the handler is called.
     #[pin]
     pub(crate) event_lock: sync::Mutex<()>,
     /// The task that is in the callback of the id, with its handler lock, or zero.
