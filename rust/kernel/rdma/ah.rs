@@ -175,7 +175,7 @@ impl<K: Send + Sync + 'static> deferred::Teardown for State<K> {
         // Requests borrow the handle from their owner, or keep it, so none uses it.
         let (device, ret) = unsafe {
             (
-                device::Name::of(self.raw.as_ref().device),
+                device::Name::of((*self.raw.as_ptr()).device),
                 bindings::rdma_destroy_ah_user(self.raw.as_ptr(), flags, ptr::null_mut()),
             )
         };

@@ -278,7 +278,7 @@ fn make(
         unsafe { ptr::write_bytes((*raw.as_ptr()).wc, 0, wc::POLL_BATCH) };
     }
     // SAFETY: The CQ was just made or taken; its size and its number do not change.
-    let (cqe, num) = unsafe { (raw.as_ref().cqe, raw.as_ref().res.id) };
+    let (cqe, num) = unsafe { ((*raw.as_ptr()).cqe, (*raw.as_ptr()).res.id) };
     let entries = match kind {
         Kind::Pooled => entries,
         // The driver may have given more than were asked for.
@@ -481,7 +481,7 @@ impl Inner {
             Some(wcs) => wcs.get().cast_const().cast(),
             None if self.is_shared() => ptr::null(),
             // SAFETY: The CQ is valid while `self` lives, and its array does not change.
-            None => wc::core_array(unsafe { self.raw.as_ref() }),
+            None => unsafe { wc::core_array(self.raw.as_ptr()) },
         }
     }
 

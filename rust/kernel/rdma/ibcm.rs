@@ -383,7 +383,7 @@ fn send_req(
 
 fn number(qp: &qp::Inner) -> u32 {
     // SAFETY: `raw` is a QP by the invariant of `qp::Inner`, and its number does not change.
-    unsafe { qp.raw.as_ref() }.qp_num
+    unsafe { (*qp.raw.as_ptr()).qp_num }
 }
 
 /// Takes a QP to RTS, with the attributes of the connection (`ib_cm_init_qp_attr`, `ib_modify_qp`).

@@ -511,7 +511,7 @@ impl Agent {
         });
         let registered = Arc::pin_init(init, GFP_KERNEL)?;
         // SAFETY: The agent is registered by the type invariant. The field is constant.
-        let hi_tid = unsafe { registered.raw.as_ref().hi_tid };
+        let hi_tid = unsafe { (*registered.raw.as_ptr()).hi_tid };
         let state = reserved.fill(State {
             registered: registered.clone(),
             device: dev.clone(),

@@ -307,8 +307,8 @@ impl Object {
     }
 
     /// Sets the QP, of which messages show the number and what is posted.
-    pub(crate) fn set_qp(&mut self, qp: &bindings::ib_qp) {
-        self.num = Some(qp.qp_num);
+    pub(crate) fn set_qp(&mut self, num: u32, qp: *const bindings::ib_qp) {
+        self.num = Some(num);
         self.qp.fill(qp);
     }
 

@@ -65,7 +65,7 @@ impl Pd {
         })?;
         let raw = NonNull::new(raw).ok_or(ENOMEM)?;
         // SAFETY: The PD was just allocated; the number does not change.
-        object.num = Some(unsafe { raw.as_ref() }.res.id);
+        object.num = Some(unsafe { (*raw.as_ptr()).res.id });
         // INVARIANT: The PD was just allocated.
         Ok(Self(reserved.fill(State {
             raw,

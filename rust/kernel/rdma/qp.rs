@@ -235,7 +235,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // A shared CQ, which the drain of an SRQ may poll, too, has no poller here.
         //
         // SAFETY: By the invariant of `cq::Inner` its CQ is valid while it is.
-        let of_core = || wc::core_array(unsafe { cq.raw.as_ref() });
+        let of_core = || unsafe { wc::core_array(cq.raw.as_ptr()) };
         (wc.is_in(self.any.pollers.1) || wc.is_in(of_core())).then_some(cq)
     }
 
@@ -256,7 +256,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Returns the QP's number.
     pub fn num(&self) -> u32 {
         // SAFETY: The QP is valid by the invariant of `PostTarget`; its number does not change.
-        unsafe { self.any.target.raw.as_ref() }.qp_num
+        unsafe { (*self.any.target.raw.as_ptr()).qp_num }
     }
 
     /// Moves the QP to the error state and waits until every request that was posted has completed
@@ -787,7 +787,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
             raw
         },
         // SAFETY: The QP was just created; its number does not change.
-        num: unsafe { raw.as_ref() }.qp_num,
+        num: unsafe { (*raw.as_ptr()).qp_num },
         id: id.cloned(),
         send: cq::reserve_or_none(send_cq, sizes.0, refuse),
         recv: {
@@ -804,8 +804,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
         marker_ah: sync::SetOnce::new(),
         pd: pd.clone(),
         object: {
-            // SAFETY: The QP was just created; its number does not change.
-            object.set_qp(unsafe { raw.as_ref() });
+            object.set_qp(*num, raw.as_ptr());
             if let Some(id) = id {
                 object.set_peer(id.object.peer());
             }

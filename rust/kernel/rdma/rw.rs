@@ -500,7 +500,7 @@ impl Inner {
         // INVARIANT: The list is mapped in this direction, as the caller promises.
         sg::Mapping {
             // SAFETY: The QP is valid, as the caller promises.
-            dev: unsafe { qp.as_ref() }.device,
+            dev: unsafe { (*qp.as_ptr()).device },
             table: bindings::sg_table {
                 sgl: self.first,
                 nents: self.count,
@@ -668,9 +668,10 @@ impl RawCtx {
         }
         // SAFETY: The caller promises that the QP is valid.
         let (sges, pages, port) = unsafe {
-            let qp = qp.as_ref();
-            let pages = (*qp.device).attrs.max_fast_reg_page_list_len;
-            (qp.max_write_sge.min(qp.max_read_sge), pages, qp.port)
+            let qp = qp.as_ptr();
+            let sges = (*qp).max_write_sge.min((*qp).max_read_sge);
+            let pages = (*(*qp).device).attrs.max_fast_reg_page_list_len;
+            (sges, pages, (*qp).port)
         };
         let len = self.len();
         let range = range.unwrap_or(0..len);
@@ -795,8 +796,9 @@ impl RawCtx {
             // SAFETY: The context was initialised for this QP, which is not destroyed while it
             // counts the transfer, and with these entries.
             unsafe {
-                let (raw, qp, port) = (inner.raw.get(), qp.as_ptr(), qp.as_ref().port);
-                bindings::rdma_rw_ctx_destroy(raw, qp, port, inner.first, inner.count, inner.dir);
+                let (raw, qp) = (inner.raw.get(), qp.as_ptr());
+                let (port, first) = ((*qp).port, inner.first);
+                bindings::rdma_rw_ctx_destroy(raw, qp, port, first, inner.count, inner.dir);
             }
             inner.uncut();
             inner.exposed = false;
@@ -818,8 +820,8 @@ impl RawCtx {
         // SAFETY: The context was initialised for this QP, which is not destroyed while it counts
         // the transfer. With a count of zero no page is unmapped.
         let mapping = unsafe {
-            let (raw, port) = (inner.raw.get(), qp.as_ref().port);
-            bindings::rdma_rw_ctx_destroy(raw, qp.as_ptr(), port, inner.first, 0, inner.dir);
+            let (raw, at) = (inner.raw.get(), qp.as_ptr());
+            bindings::rdma_rw_ctx_destroy(raw, at, (*at).port, inner.first, 0, inner.dir);
             inner.mapping(qp)
         };
         inner.uncut();
@@ -923,11 +925,12 @@ impl RawCtx {
         // SAFETY: The transfer is mapped, so `inner.raw` is initialised for this QP, and the claim
         // keeps all others from this. `then` is initialised unless it is null.
         unsafe {
-            let (raw, cqe) = ((*self.inner.get()).raw.get(), self.cqe.get());
+            let (raw, qp) = ((*self.inner.get()).raw.get(), qp.as_ptr());
+            let cqe = self.cqe.get();
             if !then.is_null() {
                 wr::end(then, cqe);
             }
-            bindings::rdma_rw_ctx_wrs(raw, qp.as_ptr(), qp.as_ref().port, cqe, then)
+            bindings::rdma_rw_ctx_wrs(raw, qp, (*qp).port, cqe, then)
         }
     }
 }

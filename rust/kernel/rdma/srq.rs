@@ -309,7 +309,7 @@ fn create(
         reservations <- kernel::new_mutex!(KVec::new()),
     }));
     // SAFETY: The SRQ was just created; the number does not change.
-    object.num = Some(unsafe { raw.as_ref() }.res.id);
+    object.num = Some(unsafe { (*raw.as_ptr()).res.id });
     object.sizes = objects::Sizes::Srq { slots: count };
     // INVARIANT: The queue was made for the SRQ.
     let inner = reserved.fill(Inner {

@@ -147,9 +147,14 @@ pub(crate) const POLL_BATCH: usize = 16;
 /// (`drivers/infiniband/core/cq.c`). One softirq or work item at a time polls completions into it,
 /// and handles all of them, in their order, before it polls again. Other pollers of the CQ (callers
 /// of `ib_process_cq_direct`, such as C's drain of an SRQ) have an array on their stack.
+///
+/// # Safety
+///
+/// `cq` is valid.
 #[inline]
-pub(crate) fn core_array(cq: &bindings::ib_cq) -> *const Wc {
-    cq.wc.cast_const().cast()
+pub(crate) unsafe fn core_array(cq: *const bindings::ib_cq) -> *const Wc {
+    // SAFETY: `cq` is valid, as the caller promises, and this field does not change.
+    unsafe { (*cq).wc }.cast_const().cast()
 }
 
 /// A successful completion. It stands for the [`Wc`] where that is asked for, as by

@@ -214,10 +214,13 @@ impl PostTarget {
         reg_lock: &SpinLockIrq<()>,
     ) -> Self {
         // SAFETY: The QP is valid, as the caller promises.
-        let qp = unsafe { raw.as_ref() };
+        let (write_sge, read_sge, port) = unsafe {
+            let qp = raw.as_ptr();
+            ((*qp).max_write_sge, (*qp).max_read_sge, (*qp).port)
+        };
         let (dev, iwarp) = (pd.device(), pd.device().is_iwarp());
         let pages = dev.attrs().max_fast_reg_page_list_len;
-        let is_checked = iwarp || [qp.max_write_sge, qp.max_read_sge, pages].contains(&0);
+        let is_checked = iwarp || [write_sge, read_sge, pages].contains(&0);
         // INVARIANT: By the caller's promise. The limits were just looked at.
         Self {
             raw,
@@ -228,7 +231,7 @@ impl PostTarget {
             pd: pd.id(),
             qp_id,
             iwarp,
-            rw_idle: match is_checked || qp.port == 0 {
+            rw_idle: match is_checked || port == 0 {
                 true => RwState::NEVER,
                 false => RwState::IDLE,
             },

@@ -195,7 +195,7 @@ unsafe fn prepare(ctx: &RawCtx, extents: Extents, target: &wr::PostTarget) -> Re
     if extents.range.is_none() && ctx.state.claim(target.rw_idle, at).is_ok() {
         // SAFETY: The QP is valid, and the context was just claimed for it; QP and device have the
         // limits that C divides by, and the QP a port, as it need not look at the transfer.
-        unsafe { ctx.map(qp, qp.as_ref().port, extents.remote, extents.dir) }?;
+        unsafe { ctx.map(qp, (*qp.as_ptr()).port, extents.remote, extents.dir) }?;
     } else {
         // SAFETY: The QP is valid, as the caller promises.
         unsafe { ctx.map_part(qp, extents) }?;
@@ -208,7 +208,7 @@ unsafe fn prepare(ctx: &RawCtx, extents: Extents, target: &wr::PostTarget) -> Re
     }
     let stale = match dir {
         // SAFETY: The QP and its device are valid, as the caller promises.
-        WRITE if unsafe { bindings::rdma_helper_dma_need_sync(qp.as_ref().device) } => {
+        WRITE if unsafe { bindings::rdma_helper_dma_need_sync((*qp.as_ptr()).device) } => {
             RwState::STALE
         }
         _ => 0,
@@ -392,7 +392,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 Ok(_) => unsafe {
                     let (qp, done) = (target.raw, done::<P::Target, ID, true>);
                     this.note(&Posted { user, done, then });
-                    match this.map(qp, qp.as_ref().port, remote, dir) {
+                    match this.map(qp, (*qp.as_ptr()).port, remote, dir) {
                         Ok(()) => post(ctx, qp, this.requests(qp, then), user),
                         Err(error) => Err((error, Some(0))),
                     }
