@@ -9,7 +9,10 @@ use rdma::{
     prelude::*,
     qp::{
         Access,
-        Attr, //
+        Attr,
+        Event,
+        Events,
+        InitAttr, //
     }, //
 };
 
@@ -22,6 +25,10 @@ module! {
 }
 
 struct Shelf;
+
+impl Events for Shelf {
+    fn event(self: ArcBorrow<'_, Self>, _event: Event, _qp_num: u32, _cx: &context::Atomic) {}
+}
 
 impl kernel::Module for Shelf {
     fn init(_module: &'static ThisModule) -> Result<Self> {
@@ -60,7 +67,8 @@ impl CqeHandler for Recv {
 pub fn make_qp(dev: &Device, cx: &Sleepable) -> Result<Qp<Softirq>> {
     let pd = Pd::alloc(dev, cx)?;
     let cq = Cq::alloc(dev, 16, 0, cx)?;
-    let qp = Qp::create_raw(&pd, &cq, &cq, &Caps::new(4, 4), cx)?;
+    let init = InitAttr::new(&pd, &cq, &cq, &Caps::new(4, 4));
+    let qp = init.events(Arc::new(Shelf, GFP_KERNEL)?).create(cx)?;
     let init = Attr::Init {
         port: 1,
         pkey_index: 0,

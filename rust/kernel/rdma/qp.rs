@@ -64,6 +64,7 @@ use crate::{
     cqe::Queue,
     deferred,
     device::Device,
+    identity,
     lost,
     noted,
     objects,
@@ -350,9 +351,10 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         self
     }
 
-    /// Tells `events` of the QP's events (`event_handler`), until the QP is destroyed.
-    pub fn events(mut self, events: Arc<dyn Events>) -> Self {
-        self.parts.events = Some(events);
+    /// Tells `events` of the QP's events (`event_handler`), until the QP is destroyed. The creation
+    /// fails with `EPERM` if the PD is another module's.
+    pub fn events<T: Events>(mut self, events: Arc<T>) -> Self {
+        self.parts.events = Some((events, identity::address_of::<T>()));
         self
     }
 
@@ -405,7 +407,8 @@ struct Parts<'a> {
     caps: Caps,
     rw_contexts: u32,
     port: u32,
-    events: Option<Arc<dyn Events>>,
+    /// With the address of code of their module.
+    events: Option<(Arc<dyn Events>, usize)>,
 }
 
 impl Parts<'_> {
@@ -762,6 +765,9 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
     {
         return Err(EINVAL);
     }
+    if let Some((_, code)) = parts.events {
+        dev.client().module.check(code)?;
+    }
     let mut attr = parts.to_raw()?;
     let reserved = deferred::Deferred::reserve()?;
     let state = id.is_none().then_some(State::Reset);
@@ -775,7 +781,13 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
     let (sizes, refuse) = (&mut (0, 0), &mut refused);
     // Nothing fails once there is a QP, whose context this is.
     let inner = reserved.init(try_pin_init!(Inner {
-        context <- QpPriv::new(parts.events, dev, prepared, draining, state),
+        context <- QpPriv::new(
+            parts.events.map(|(events, _)| events),
+            dev,
+            prepared,
+            draining,
+            state,
+        ),
         raw: {
             attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
             attr.event_handler = context.events.is_some().then_some(events::on_event);

@@ -8,7 +8,12 @@ use kernel::prelude::*;
 use rdma::{
     device::Device,
     prelude::*,
-    qp::SendRing,
+    qp::{
+        Event,
+        Events,
+        InitAttr,
+        SendRing, //
+    },
     srq::{
         Receive,
         Slot,
@@ -34,6 +39,13 @@ impl CqeHandler for Recv {
     type Needs = rdma::context::Atomic;
 
     fn done(_this: Self::Pointer, _wc: &Wc, _cx: &rdma::context::Atomic) {}
+}
+
+/// A handler of events that is code of this module.
+struct Log;
+
+impl Events for Log {
+    fn event(self: ArcBorrow<'_, Self>, _event: Event, _num: u32, _cx: &rdma::context::Atomic) {}
 }
 
 /// The value of a slot whose handler is code of this module.
@@ -68,6 +80,10 @@ fn intrude(dev: &Device, cx: &Sleepable) -> Result {
     let ring = SendRing::<Pin<KBox<Recv>>>::new(&qp, 4, 2, cx);
     refused("a ring of sends", ring)?;
     let pd = Pd::alloc(dev, cx)?;
+    let cq = Cq::<Softirq>::alloc(dev, 16, 0, cx)?;
+    let init = InitAttr::new(&pd, &cq, &cq, &Caps::new(4, 4));
+    let events = Arc::new(Log, GFP_KERNEL)?;
+    refused("a handler of events", init.events(events).create(cx))?;
     let srq = Srq::create(&pd, 2, |_| Ok::<_, Error>(Question), cx);
     refused("an SRQ", srq)?;
     if cfg!(debug_assertions) {
