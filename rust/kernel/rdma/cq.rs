@@ -459,11 +459,9 @@ impl Inner {
     pub(crate) fn try_lock(&self) -> Option<PollGuard<'_>> {
         let here = MaybeUninit::<u8>::uninit();
         let wcs = self.wcs.as_ref()?.get();
-        self.poll_lock.try_lock((&raw const here).addr()).then(|| {
-            let poll_lock = &self.poll_lock;
-            // INVARIANT: Just taken.
-            PollGuard { poll_lock, wcs }
-        })
+        let is_locked = self.poll_lock.try_lock((&raw const here).addr());
+        // INVARIANT: Just taken.
+        is_locked.then(|| PollGuard { cq: self, wcs })
     }
 
     /// Returns the number that `rdma resource show cq` shows.
@@ -544,41 +542,6 @@ impl Inner {
     /// it, and none was ever polled into an array of a caller.
     pub(crate) fn has_only_poller(&self) -> bool {
         !self.is_shared() && self.arrays.load(Ordering::Relaxed) & UNUSED != 0
-    }
-
-    /// Looks at completions that were polled into an array, for the first time or while a drain
-    /// waits: its markers do not wait in the array, but are handled here. Returns the number of
-    /// others, which come first; if there is none, and there may be more, polls again.
-    ///
-    /// The caller holds the poll lock, and the first `n` completions are those that were polled.
-    #[cold]
-    fn take_markers(
-        &self,
-        wcs: &mut [MaybeUninit<bindings::ib_wc>],
-        mut n: usize,
-    ) -> Result<usize> {
-        self.arrays.fetch_and(!UNUSED, Ordering::Relaxed);
-        loop {
-            let mut others = 0;
-            for at in 0..n {
-                let Some(wc) = wcs.get(at) else { break };
-                // SAFETY: The CQ has just given it, and its owner is taken back here or later.
-                let completion = unsafe { Completion::new(wc) };
-                let cqe = completion.wc.cqe();
-                // SAFETY: The owner was not taken back, so the callback in it is valid.
-                if !cqe.is_null() && unsafe { is_marker(cqe) } {
-                    completion.dispatch();
-                } else {
-                    core::mem::forget(completion);
-                    wcs.swap(others, at);
-                    others += 1;
-                }
-            }
-            if others > 0 || n < wcs.len() {
-                return Ok(others);
-            }
-            n = self.poll_raw(wcs)?;
-        }
     }
 
     /// Returns whether a poller of the CQ has something to do: a handler is running, most likely.
@@ -681,29 +644,109 @@ impl Poller {
     }
 }
 
-/// A guard of the [`PollLock`] of a CQ.
+/// A guard of the [`PollLock`] of a CQ, by which the CQ is polled.
 ///
 /// # Invariants
 ///
-/// `poll_lock` is held, and protects the array at `wcs`, which is valid for `'a`.
+/// The poll lock of `cq` is held, and protects the array at `wcs`, which is valid for `'a`.
 pub(crate) struct PollGuard<'a> {
-    poll_lock: &'a PollLock,
+    cq: &'a Inner,
     wcs: *mut Wcs,
 }
 
 impl PollGuard<'_> {
-    /// Returns the array that completions are polled into.
+    /// Gives at most `budget` completions to `handle`, and returns their number: see
+    /// [`Cq::process_with`].
     #[inline]
-    fn wcs(&mut self) -> &mut Wcs {
+    pub(crate) fn process(
+        self,
+        budget: u32,
+        mut handle: impl FnMut(Completion<'_>),
+    ) -> Result<u32> {
         // SAFETY: By the type invariant the lock of the array is held, and it is valid for `'a`.
-        unsafe { &mut *self.wcs }
+        let wcs = unsafe { &mut *self.wcs };
+        let mut left = budget;
+        while left > 0 {
+            let max = wc::POLL_BATCH.min(left as usize);
+            let n = match self.poll(&mut wcs[..max]) {
+                Ok(n) => n.min(max),
+                Err(_) if left != budget => break,
+                Err(e) => return Err(e),
+            };
+            for wc in &wcs[..n] {
+                // SAFETY: The CQ has just given it, into the array that belongs to the lock, so its
+                // owner is taken back here only.
+                handle(unsafe { Completion::new(wc) });
+            }
+            left = left.saturating_sub(n as u32);
+            if n < max {
+                break;
+            }
+        }
+        Ok(budget.saturating_sub(left))
+    }
+
+    /// Polls completions into `wcs`, and returns their number. Fails as [`Cq::process_with`].
+    #[inline]
+    fn poll(&self, wcs: &mut [MaybeUninit<bindings::ib_wc>]) -> Result<usize> {
+        let cq = self.cq.raw.as_ptr();
+        // SAFETY: The CQ is valid while `self.cq` lives, and `wcs` has that many entries.
+        let n = unsafe { trace::poll_cq(cq, wcs.len() as c_int, wcs.as_mut_ptr().cast()) };
+        match usize::try_from(n) {
+            Ok(0) => {
+                self.cq.empties.found();
+                match self.cq.has_failed() {
+                    true => Err(EOVERFLOW),
+                    false => Ok(0),
+                }
+            }
+            Ok(n) => Ok(n),
+            Err(_) => Err(Error::from_errno(n)),
+        }
+    }
+
+    /// Looks at completions that were polled into an array, for the first time or while a drain
+    /// waits: its markers do not wait in the array, but are handled here. Returns the number of
+    /// others, which come first; if there is none, and there may be more, polls again.
+    ///
+    /// # Safety
+    ///
+    /// The first `n` completions are those that were just polled.
+    #[cold]
+    unsafe fn take_markers(
+        &self,
+        wcs: &mut [MaybeUninit<bindings::ib_wc>],
+        mut n: usize,
+    ) -> Result<usize> {
+        self.cq.arrays.fetch_and(!UNUSED, Ordering::Relaxed);
+        loop {
+            let mut others = 0;
+            for at in 0..n {
+                let Some(wc) = wcs.get(at) else { break };
+                // SAFETY: The CQ has just given it, and its owner is taken back here or later.
+                let completion = unsafe { Completion::new(wc) };
+                let cqe = completion.wc.cqe();
+                // SAFETY: The owner was not taken back, so the callback in it is valid.
+                if !cqe.is_null() && unsafe { is_marker(cqe) } {
+                    completion.dispatch();
+                } else {
+                    core::mem::forget(completion);
+                    wcs.swap(others, at);
+                    others += 1;
+                }
+            }
+            if others > 0 || n < wcs.len() {
+                return Ok(others);
+            }
+            n = self.poll(wcs)?;
+        }
     }
 }
 
 impl Drop for PollGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.poll_lock.unlock();
+        self.cq.poll_lock.unlock();
     }
 }
 
@@ -882,7 +925,7 @@ impl<C: CallerPolled> Cq<C> {
             return Err(EINVAL);
         }
         match self.inner.try_lock() {
-            Some(guard) => self.inner.process_locked(guard, budget, handle),
+            Some(guard) => guard.process(budget, handle),
             None => Ok(0),
         }
     }
@@ -898,11 +941,12 @@ impl<C: CallerPolled> Cq<C> {
     pub fn poll<const N: usize>(&self, array: &mut WcArray<N>) -> Result<usize> {
         array.dispatch();
         let n = match self.inner.try_lock() {
-            Some(_guard) => {
-                let n = self.inner.poll_raw(&mut array.wcs)?;
+            Some(guard) => {
+                let n = guard.poll(&mut array.wcs)?;
                 match self.inner.arrays.load(Ordering::Relaxed) {
                     0 => n,
-                    _ => self.inner.take_markers(&mut array.wcs, n)?,
+                    // SAFETY: The first `n` completions of the array were just polled.
+                    _ => unsafe { guard.take_markers(&mut array.wcs, n) }?,
                 }
             }
             None => 0,
@@ -910,58 +954,5 @@ impl<C: CallerPolled> Cq<C> {
         // INVARIANT: The array was empty, and the CQ has just given its first `n` entries.
         (array.next, array.len) = (0, n);
         Ok(n)
-    }
-}
-
-impl Inner {
-    /// Gives at most `budget` completions to `handle`, and returns their number: see
-    /// [`Cq::process_with`].
-    #[inline]
-    pub(crate) fn process_locked(
-        &self,
-        mut guard: PollGuard<'_>,
-        budget: u32,
-        mut handle: impl FnMut(Completion<'_>),
-    ) -> Result<u32> {
-        let wcs = guard.wcs();
-        let mut left = budget;
-        while left > 0 {
-            let max = wc::POLL_BATCH.min(left as usize);
-            let n = match self.poll_raw(&mut wcs[..max]) {
-                Ok(n) => n.min(max),
-                Err(_) if left != budget => break,
-                Err(e) => return Err(e),
-            };
-            for wc in &wcs[..n] {
-                // SAFETY: The CQ has just given it, into the array that belongs to the lock, so its
-                // owner is taken back here only.
-                handle(unsafe { Completion::new(wc) });
-            }
-            left = left.saturating_sub(n as u32);
-            if n < max {
-                break;
-            }
-        }
-        Ok(budget.saturating_sub(left))
-    }
-
-    /// Polls completions into `wcs`, and returns their number. The caller holds the poll lock, and
-    /// has handled all that was polled into its array. Fails as [`Cq::process_with`].
-    #[inline]
-    fn poll_raw(&self, wcs: &mut [MaybeUninit<bindings::ib_wc>]) -> Result<usize> {
-        let cq = self.raw.as_ptr();
-        // SAFETY: The CQ is valid while `self` lives, and `wcs` has that many entries.
-        let n = unsafe { trace::poll_cq(cq, wcs.len() as c_int, wcs.as_mut_ptr().cast()) };
-        match usize::try_from(n) {
-            Ok(0) => {
-                self.empties.found();
-                match self.has_failed() {
-                    true => Err(EOVERFLOW),
-                    false => Ok(0),
-                }
-            }
-            Ok(n) => Ok(n),
-            Err(_) => Err(Error::from_errno(n)),
-        }
     }
 }

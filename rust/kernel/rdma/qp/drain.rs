@@ -708,7 +708,7 @@ fn process(cq: &cq::Inner) -> Option<bool> {
     let Some(guard) = cq.try_lock() else {
         return Some(false);
     };
-    match cq.process_locked(guard, BUDGET, |it| it.dispatch()) {
+    match guard.process(BUDGET, |it| it.dispatch()) {
         Ok(n) => Some(n < BUDGET),
         // It has lost completions, and has no other.
         Err(e) => Some(e == EOVERFLOW),
