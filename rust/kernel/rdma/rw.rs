@@ -631,7 +631,8 @@ impl RawCtx {
             )
         };
         if ret < 0 {
-            return Err(self.not_mapped(Error::from_errno(ret)));
+            // SAFETY: The caller has claimed this.
+            return Err(unsafe { self.not_mapped(Error::from_errno(ret)) });
         }
         // SAFETY: The QP is valid, as the caller promises.
         unsafe { qp::transfers(qp.as_ptr()) }.begin();
@@ -639,8 +640,12 @@ impl RawCtx {
     }
 
     /// Ends the claim of the caller.
+    ///
+    /// # Safety
+    ///
+    /// The caller has claimed this.
     #[cold]
-    fn not_mapped(&self, error: Error) -> Error {
+    unsafe fn not_mapped(&self, error: Error) -> Error {
         // SAFETY: The caller has claimed this, which keeps all others from `inner`.
         let inner = unsafe { &mut *self.inner.get() };
         inner.uncut();
@@ -677,7 +682,8 @@ impl RawCtx {
         let range = range.unwrap_or(0..len);
         // C divides by the first two, and looks the port up.
         if range.is_empty() || range.end > len || sges == 0 || pages == 0 || port == 0 {
-            return Err(self.not_mapped(EINVAL));
+            // SAFETY: This was claimed above.
+            return Err(unsafe { self.not_mapped(EINVAL) });
         }
         if range.len() != len {
             // INVARIANT: The entries are some of the list.
@@ -693,7 +699,8 @@ impl RawCtx {
         let entries = unsafe { (*self.inner.get()).count };
         let (requests, mrs) = (entries.div_ceil(sges), entries.div_ceil(pages.min(256)));
         if requests as usize > most::<bindings::ib_rdma_wr>() || mrs as usize > FEW_ENTRIES {
-            return Err(self.not_mapped(EINVAL));
+            // SAFETY: This was claimed above.
+            return Err(unsafe { self.not_mapped(EINVAL) });
         }
         // SAFETY: This was claimed above. The QP is valid, as the caller promises, and it and its
         // device have the limits that were just checked.
