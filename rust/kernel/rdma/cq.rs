@@ -623,8 +623,12 @@ impl workqueue::WorkItem for Flush {
 pub(crate) struct Poller(AtomicPtr<Wc>);
 
 impl Poller {
-    /// The caller calls [`Poller::forget`] before the CQ that this is the array of is freed.
-    pub(crate) fn new(array: *const Wc) -> Self {
+    /// # Safety
+    ///
+    /// `array` is [`Inner::poller`] of a CQ, and [`Poller::forget`] is called before that is freed,
+    /// or what is returned is not used after that.
+    pub(crate) unsafe fn new(array: *const Wc) -> Self {
+        // INVARIANT: As the caller promises.
         Self(AtomicPtr::new(array.cast_mut()))
     }
 

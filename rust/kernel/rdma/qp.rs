@@ -155,15 +155,28 @@ impl AnyQp {
     }
 
     /// Returns the poller of the CQ of the sends, if that is not shared.
-    fn send_poller(&self) -> Option<cq::Poller> {
+    ///
+    /// # Safety
+    ///
+    /// What is returned is part of a table that is given to [`Qp::keep_table`], and whose drop
+    /// [forgets](cq::Poller::forget) the CQ, or is not used.
+    unsafe fn send_poller(&self) -> Option<cq::Poller> {
         let array = self.pollers.0;
-        (!array.is_null()).then(|| cq::Poller::new(array))
+        // SAFETY: By the type invariant `array` is the poller of the CQ of the sends. The QP drops
+        // its tables, which forget the CQ, as the caller promises, before its handle of that.
+        (!array.is_null()).then(|| unsafe { cq::Poller::new(array) })
     }
 
     /// Returns the poller of the CQ of both queues, if they complete to one CQ that is not shared.
-    pub(crate) fn only_poller(&self) -> Option<cq::Poller> {
+    ///
+    /// # Safety
+    ///
+    /// As of [`AnyQp::send_poller`].
+    pub(crate) unsafe fn only_poller(&self) -> Option<cq::Poller> {
         let (send, recv) = self.pollers;
-        self.send_poller().filter(|_| send == recv)
+        // SAFETY: What is returned is part of a table that forgets the CQ, or is not used, as the
+        // caller promises.
+        unsafe { self.send_poller() }.filter(|_| send == recv)
     }
 
     fn destroy(self, cx: &Sleepable) -> Result {

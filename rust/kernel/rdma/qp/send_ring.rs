@@ -221,7 +221,9 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         if !(1..=owners / 2).contains(&interval) || owners > 1 << 16 {
             return Err(EINVAL);
         }
-        let poller = qp.any.send_poller().ok_or(EINVAL)?;
+        // SAFETY: The QP keeps the ring, of which this is part, by a `Keeper`, whose drop forgets
+        // the CQ.
+        let poller = unsafe { qp.any.send_poller() }.ok_or(EINVAL)?;
         let len = owners.next_power_of_two();
         let mut entries = KVec::with_capacity(len as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for _ in 0..len {

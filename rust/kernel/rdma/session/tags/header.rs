@@ -107,7 +107,9 @@ struct Locked {
 impl Header {
     /// Makes that of `count` free tags of a QP. Fails as [`Tags::new`](super::Tags::new).
     pub(super) fn init(any: &AnyQp, count: u32, generation_bits: u32) -> Result<HeaderInit> {
-        let poller = any.only_poller().ok_or(EINVAL)?;
+        // SAFETY: The QP keeps the table, of which this is part, by a `Keeper`, whose drop forgets
+        // the CQ.
+        let poller = unsafe { any.only_poller() }.ok_or(EINVAL)?;
         if !(1..=1 << 16).contains(&count) || generation_bits > 16 {
             return Err(EINVAL);
         }
