@@ -373,8 +373,8 @@ impl<C: CorePolled + FixedContext> Cq<C> {
 ///
 /// # Invariants
 ///
-/// `raw` is a CQ of `dev` of this `kind`. `entries` are its own, or those taken of it
-/// where it is shared.
+/// `raw` is a CQ of `dev` of this `kind`, and valid until `teardown`, the last call that uses it,
+/// has freed it. `entries` are its own, or those taken of it where it is shared.
 // What a poll reads comes first: in an item, behind the count of references, that is one cache
 // line.
 #[repr(C)]
@@ -397,9 +397,10 @@ pub(crate) struct Inner {
     object: objects::Object,
 }
 
-// SAFETY: `struct ib_cq` may be used from any thread.
+// SAFETY: `struct ib_cq` may be used from any thread, and the other fields are `Send`.
 unsafe impl Send for Inner {}
-// SAFETY: `struct ib_cq` may be used from any thread, and `wcs` is used under `poll_lock` only.
+// SAFETY: `struct ib_cq` may be used from any thread, `wcs` is used under `poll_lock` only, and the
+// other fields are `Sync`.
 unsafe impl Sync for Inner {}
 
 /// Of [`Inner::arrays`]: no completion was polled into an array of a caller.

@@ -264,10 +264,13 @@ impl Claimed {
     }
 }
 
-// SAFETY: An MR may be used and deregistered from any thread.
+// SAFETY: `struct ib_mr` may be used and deregistered from any thread. `claimed` only has addresses,
+// which may be compared in any thread, and the memory in `kept` may be dropped in any: it was that
+// of a region, which is `Send`. The other fields are `Send`.
 unsafe impl Send for FastRegMr {}
-// SAFETY: An MR may be used from any thread. By the type invariant `cqe` and `claimed` have one
-// user at a time, and `state` is used as a type that is `Sync` if the region is.
+// SAFETY: `struct ib_mr` may be used from any thread. By the type invariant `cqe` and `claimed` have
+// one user at a time, and `state` is used as a type that is `Sync` if the region is. `kept` is set
+// once, and is not read. The other fields are `Sync`.
 unsafe impl Sync for FastRegMr {}
 
 impl deferred::Teardown for FastRegMr {
@@ -427,7 +430,8 @@ impl Mr {
     #[inline]
     unsafe fn map_all(&self, memory: MemoryRef<'_>) -> Result<u64> {
         let MemoryRef::Map(map) = memory else {
-            // SAFETY: As the caller promises. The range is all of the memory, which is not empty.
+            // SAFETY: The MR is idle, and neither it nor the memory is used, as the caller promises.
+            // The range is all of the memory, which is not empty.
             return unsafe { self.map(memory, 0..memory.len()) };
         };
         self.has_room_for(memory)?;

@@ -470,9 +470,9 @@ impl Parts<'_> {
 ///
 /// # Invariants
 ///
-/// `raw` was created for `id`, if there is one, completes to the CQs of the reservations and
-/// belongs to `pd`. Its context is `context`. If it is on an SRQ these CQs are the same, and not a
-/// direct one.
+/// `raw` is valid until `context.destroyed` is set, and is not used after that. It was created for
+/// `id`, if there is one, completes to the CQs of the reservations and belongs to `pd`. Its context
+/// is `context`. If it is on an SRQ these CQs are the same, and not a direct one.
 #[pin_data]
 pub(crate) struct Inner {
     /// Not used once the QP is destroyed.
@@ -493,9 +493,11 @@ pub(crate) struct Inner {
     object: objects::Object,
 }
 
-// SAFETY: A QP may be drained and destroyed from any thread.
+// SAFETY: `struct ib_qp` may be drained and destroyed from any thread, and the other fields are
+// `Send`.
 unsafe impl Send for Inner {}
-// SAFETY: A QP may be used from any thread; what needs a lock takes that of the context.
+// SAFETY: `struct ib_qp` may be used from any thread, what needs a lock takes that of the context,
+// and the other fields are `Sync`.
 unsafe impl Sync for Inner {}
 
 impl Inner {
@@ -804,8 +806,8 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
         raw: {
             attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
             attr.event_handler = context.events.is_some().then_some(events::on_event);
-            // SAFETY: The CQs and the id are of this device, as just checked, and `Inner` keeps the
-            // id and the context.
+            // SAFETY: The CQs, the SRQ and the id are of this device, as just checked, and `Inner`
+            // keeps them and the context.
             let raw = unsafe { create_raw(id, pd, &mut attr) }?;
             // SAFETY: `create_raw` has returned the QP, which is valid until `Inner` destroys it.
             *sizes = unsafe { given(raw, &attr.cap) };
@@ -848,8 +850,9 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
         let _ = inner.destroy(cx);
         return Err(error);
     }
-    // INVARIANT: As created.
     const { assert!(AnyQp::READ_BY_POSTS <= 64) };
+    // INVARIANT: `target` and `post_recv` are of the QP of `inner`, and the pollers those of the
+    // CQs that it was created with.
     Ok(AnyQp {
         // SAFETY: The QP was created for this PD and this CQ, and `inner` keeps them and the lock.
         target: unsafe {
@@ -875,8 +878,8 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
 ///
 /// # Safety
 ///
-/// The id and the CQs of `attr` are alive and of the device of `pd`, and the id and the context of
-/// `attr` live until the QP is destroyed.
+/// The id, and the CQs and the SRQ of `attr`, are alive and of the device of `pd`, and live, as the
+/// context of `attr` does, until the QP is destroyed.
 unsafe fn create_raw(
     id: Option<&cm::Shared>,
     pd: &Pd,

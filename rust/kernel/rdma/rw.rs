@@ -797,7 +797,8 @@ impl RawCtx {
         // SAFETY: The caller promises that nothing else uses this.
         let inner = unsafe { &mut *self.inner.get() };
         if inner.exposed && !safe {
-            // SAFETY: As the caller promises, of the QP of the transfer.
+            // SAFETY: None of the requests is outstanding and nothing else uses this, as the caller
+            // promises. There is a transfer, of the QP that the state has.
             unsafe { self.lose(qp) };
         } else {
             // SAFETY: The context was initialised for this QP, which is not destroyed while it

@@ -156,8 +156,8 @@ impl Pages {
         let (mut done, mut skip) = (0, offset % PAGE_SIZE);
         for page in self.0.pages.iter().skip(offset / PAGE_SIZE) {
             let part = (PAGE_SIZE - skip).min(len - done);
-            // SAFETY: By the type invariant the page is not in high memory, so it has an address.
-            // The part is in it, and one of `bytes`, which is valid, as the caller promises. The
+            // SAFETY: By the invariant of `Listed` the page is not in high memory, so it has an
+            // address. The part is in it, and one of `bytes`, which is valid, as the caller promises. The
             // copy is C's, so bytes that a device changes meanwhile are torn at worst.
             unsafe {
                 let page = bindings::rdma_helper_page_address(page.as_ptr()).byte_add(skip);
@@ -237,9 +237,9 @@ impl<'a> CpuPages<'a> {
         };
         pages.iter().enumerate().map(move |(i, page)| {
             let len = PAGE_SIZE.min(len - i * PAGE_SIZE);
-            // SAFETY: By the invariant of `Pages` the page is initialised and, not being in high
-            // memory, has an address. By the type invariant and that of `self` the borrow is
-            // exclusive, and each page is returned once.
+            // SAFETY: By the invariant of `Listed` the page is initialised and, not being in high
+            // memory, has an address. By the type invariant the pages are borrowed exclusively, and
+            // so is this view; each page is returned once.
             unsafe {
                 let start = bindings::rdma_helper_page_address(page.as_ptr());
                 core::slice::from_raw_parts_mut(start.cast(), len)

@@ -421,7 +421,7 @@ trait AnySlots: posted::Entries {
 ///
 /// # Invariants
 ///
-/// The pointers are from `KBox::into_raw`.
+/// The pointers are from `KBox::leak`.
 struct Slots<T, const N: usize>(KVVec<NonNull<Memory<T>>>);
 
 // SAFETY: It owns the values, which are `Send`.
@@ -488,7 +488,7 @@ impl<T: Receive<N>, const N: usize> posted::Entries for Slots<T, N> {
 impl<T, const N: usize> Drop for Slots<T, N> {
     fn drop(&mut self) {
         for memory in &self.0 {
-            // SAFETY: By the type invariant the pointer is from `KBox::into_raw`. `Inner` is
+            // SAFETY: By the type invariant the pointer is from `KBox::leak`. `Inner` is
             // dropped when the SRQ is destroyed and no slot is handed out, so it is unused.
             drop(unsafe { KBox::from_raw(memory.as_ptr()) });
         }

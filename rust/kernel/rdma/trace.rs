@@ -91,10 +91,10 @@ pub(crate) trait Queue<W> {
     ///
     /// # Safety
     ///
-    /// `queue` is valid and one of this crate, and `post` is [`Queue::op`] of it. `first` is a
-    /// valid list of requests, whose memory is kept until they have completed. `bad` is valid for
-    /// writes. With `noted` the last request gives an owner back that exists until it has
-    /// completed.
+    /// `queue` is valid and one of this crate, and `post` is [`Queue::op`] of it, or refuses every
+    /// request, as the traced path does by itself for a QP on an SRQ. `first` is a valid list of
+    /// requests, whose memory is kept until they have completed. `bad` is valid for writes. With
+    /// `noted` the last request gives an owner back that exists until it has completed.
     unsafe fn post(
         post: Post<Self, W>,
         queue: *mut Self,

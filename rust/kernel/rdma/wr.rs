@@ -468,7 +468,8 @@ impl<'a, const N: usize, O: Op, const ID: u64> SendWr<'a, N, O, ID> {
         if sges.iter().any(|sge| sge.pd != target.pd) {
             return Err(EINVAL);
         }
-        // SAFETY: As the caller promises of what the request refers to.
+        // SAFETY: What the request refers to lives until it has completed, and `undo` is called if
+        // it is not posted, as the caller promises.
         let prepared = unsafe { op.prepare(&sges, target) }?;
         // INVARIANT: The memory lives as long as it has to, as the caller promises.
         let sges = sges.map(|sge| Sge {

@@ -501,8 +501,9 @@ impl<'a> Wait<'a> {
         let mut us = PAUSE_US;
         let mut full_since = None;
         let posted = loop {
-            // SAFETY: The queue is given a reference to the marker of `cqe`. A QP for datagrams has
-            // an address handle, as just checked.
+            // SAFETY: `cqe` is from `Markers::give`. Markers exist until the QP is destroyed, for
+            // which its last drain waits for them, or resets the QP: see `reached`. A QP for
+            // datagrams has an address handle, as checked above.
             match unsafe { self.qp.post_marker(queue, cqe) } {
                 Ok(()) => break Ok(()),
                 // It may be in the queue.
