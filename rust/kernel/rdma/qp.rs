@@ -148,7 +148,6 @@ impl AnyQp {
         8 + core::mem::offset_of!(Self, target) + wr::PostTarget::READ_BY_POSTS;
 
     /// See [`post::names_first`].
-    #[cold]
     pub(crate) fn names_first(&self) -> bool {
         // SAFETY: The QP is valid by the invariant of `PostTarget`.
         unsafe { post::names_first(self.target.raw.as_ptr()) }
@@ -623,7 +622,6 @@ impl Inner {
     ///
     /// The QP is destroyed. A request of it was posted with this callback, and does not complete
     /// otherwise.
-    #[cold]
     unsafe fn complete_lost(&self, cqe: *mut bindings::ib_cqe, queue: Queue) {
         let cq = self.queue(queue).raw.as_ptr();
         // The QP is gone. Handlers find its context in this.

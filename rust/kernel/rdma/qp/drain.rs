@@ -674,7 +674,6 @@ impl Inner {
     }
 
     /// Reports what a drain, or the end of the QP, has waited for since so many seconds.
-    #[cold]
     pub(super) fn report_wait(&self, secs: u32, cx: &Sleepable) {
         let (dev, num) = (self.pd.device(), self.num);
         let (send, recv) = (&self.send.cq, &self.recv.cq);

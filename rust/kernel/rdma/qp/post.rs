@@ -105,7 +105,6 @@ pub(crate) fn unnamed() {
 /// # Safety
 ///
 /// `qp` is valid.
-#[cold]
 pub(crate) unsafe fn names_first(qp: *const bindings::ib_qp) -> bool {
     // SAFETY: `qp` is valid, as the caller promises, and its device is valid while it is.
     let driver = unsafe { (*(*qp).device).ops.driver_id };

@@ -276,7 +276,6 @@ unsafe fn begin(
 /// # Safety
 ///
 /// `first` is a list of valid requests.
-#[cold]
 unsafe fn distance(
     mut first: *const bindings::ib_send_wr,
     last: *const bindings::ib_send_wr,
