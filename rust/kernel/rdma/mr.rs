@@ -254,13 +254,12 @@ impl Claimed {
     }
 
     /// Ends the registration of this generation, whose end is proved by the device that the key was
-    /// valid on, and the claim of `state`. Returns `true`.
+    /// valid on, and the claim of `state`.
     #[inline]
-    fn end<S: State>(&mut self, state: &S, generation: u64) -> bool {
+    fn end<S: State>(&mut self, state: &S, generation: u64) {
         // Should it wrap, the next ones are not trusted.
         self.trusted = generation.wrapping_add(TRUSTED);
         state.set_idle();
-        true
     }
 }
 
@@ -320,7 +319,8 @@ impl FastRegMr {
             state.set_registered();
             return false;
         }
-        claimed.end(state, generation)
+        claimed.end(state, generation);
+        true
     }
 
     /// The invalidation was not posted or has failed.
@@ -778,7 +778,8 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
         if key != claimed.rkey || qp.id() != claimed.qp || generation > claimed.trusted {
             return mr.remote_invalidated_first(claimed, state, key, cq);
         }
-        claimed.end(state, generation)
+        claimed.end(state, generation);
+        true
     }
 
     /// Returns the length, in bytes; 0 if the memory was taken out.
