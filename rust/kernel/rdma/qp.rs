@@ -39,7 +39,7 @@ pub use events::{
 pub(crate) use keep::Kept;
 pub(crate) use prepared::{
     Entry,
-    Prepared,
+    PreparedCtx,
     Unlisted, //
 };
 pub(crate) use requests::private::{
@@ -227,11 +227,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         InitAttr::new(pd, send_cq, recv_cq, caps).create(cx)
     }
 
-    fn new(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Self> {
-        // INVARIANT: `parts` is that of an `InitAttr<'_, S, R>`, so its CQs are polled in these
+    fn new(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Self> {
+        // INVARIANT: `init` is that of an `InitAttr<'_, S, R>`, so its CQs are polled in these
         // contexts.
         Ok(Self {
-            any: create(parts, id, cx)?,
+            any: create(init, id, cx)?,
             _contexts: PhantomData,
         })
     }
@@ -255,8 +255,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`; `EPERM` if the QP is another
     /// module's.
     pub(crate) fn keep_table<T: Kept + 'static>(&self, table: T, _cx: &Sleepable) -> Result {
-        self.any.inner.context.head.module.check_type::<T>()?;
-        self.any.inner.context.kept.push(keep::Node::of(table)?);
+        let context = &self.any.inner.context;
+        context.head.module.check_type::<T>()?;
+        context.kept.push(keep::Node::try_new(table)?);
         Ok(())
     }
 
@@ -331,7 +332,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 /// The attributes of a new reliable connected QP, as `struct ib_qp_init_attr`.
 #[must_use]
 pub struct InitAttr<'a, S: PollContext, R: PollContext = S> {
-    parts: Parts<'a>,
+    init: RawInit<'a>,
     _contexts: PhantomData<fn() -> (S, R)>,
 }
 
@@ -339,7 +340,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
     /// A QP of this PD and these sizes, whose queues complete to these CQs.
     pub fn new(pd: &'a Pd, send_cq: &'a Cq<S>, recv_cq: &'a Cq<R>, caps: &Caps) -> Self {
         Self {
-            parts: Parts {
+            init: RawInit {
                 pd,
                 send_cq: &send_cq.inner,
                 recv_cq: &recv_cq.inner,
@@ -358,27 +359,27 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
     /// (`cap.max_rdma_ctxs`), by a longer send queue and a pool of MRs where the device needs them.
     /// The port of a connection manager id is its own, whatever is said here.
     pub fn rw_contexts(mut self, contexts: u32, port: u32) -> Self {
-        self.parts.rw_contexts = contexts;
-        self.parts.port = port;
+        self.init.rw_contexts = contexts;
+        self.init.port = port;
         self
     }
 
     /// Tells `events` of the QP's events (`event_handler`), until the QP is destroyed. The creation
     /// fails with `EPERM` if the PD is another module's.
     pub fn events<T: Events>(mut self, events: Arc<T>) -> Self {
-        self.parts.events = Some((events, identity::address_of::<T>()));
+        self.init.events = Some((events, identity::address_of::<T>()));
         self
     }
 
     /// As [`Qp::create_raw`].
     pub fn create(self, cx: &Sleepable) -> Result<Qp<S, R>> {
-        Qp::new(self.parts, None, cx)
+        Qp::new(self.init, None, cx)
     }
 
     /// Creates a QP for datagrams, in the reset state. The marker of its drain goes to `marker_ah`.
     pub(crate) fn create_ud(mut self, marker_ah: Ah, cx: &Sleepable) -> Result<Qp<S, R>> {
-        self.parts.qp_type = bindings::ib_qp_type_IB_QPT_UD;
-        let qp = Qp::new(self.parts, None, cx)?;
+        self.init.qp_type = bindings::ib_qp_type_IB_QPT_UD;
+        let qp = Qp::new(self.init, None, cx)?;
         // The QP was just created, so this is the first value.
         qp.any.inner.marker_ah.populate(marker_ah);
         Ok(qp)
@@ -386,7 +387,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
 
     /// As [`Qp::create`].
     pub fn create_for(self, id: &cm::Id, cx: &Sleepable) -> Result<Qp<S, R>> {
-        Qp::new(self.parts, Some(&id.state), cx)
+        Qp::new(self.init, Some(&id.state), cx)
     }
 }
 
@@ -402,14 +403,14 @@ impl<'a, C: CorePolled> InitAttr<'a, C, C> {
     where
         C: Provides<T::Needs>,
     {
-        let mut init = Self::new(pd, cq, cq, caps);
-        init.parts.srq = Some(&srq.inner);
-        init
+        let mut attr = Self::new(pd, cq, cq, caps);
+        attr.init.srq = Some(&srq.inner);
+        attr
     }
 }
 
 /// The part of an [`InitAttr`] that does not depend on the contexts.
-struct Parts<'a> {
+struct RawInit<'a> {
     pd: &'a Pd,
     send_cq: &'a cq::Shared,
     recv_cq: &'a cq::Shared,
@@ -423,7 +424,7 @@ struct Parts<'a> {
     events: Option<(Arc<dyn Events>, usize)>,
 }
 
-impl Parts<'_> {
+impl RawInit<'_> {
     fn to_raw(&self) -> Result<bindings::ib_qp_init_attr> {
         let dev = self.pd.device();
         // The marker of a drain needs a place of its own.
@@ -757,7 +758,7 @@ impl Inner {
 /// # Safety
 ///
 /// `qp` is valid.
-unsafe fn given(qp: NonNull<bindings::ib_qp>, returned: &bindings::ib_qp_cap) -> (u32, u32) {
+unsafe fn queue_sizes(qp: NonNull<bindings::ib_qp>, returned: &bindings::ib_qp_cap) -> (u32, u32) {
     // SAFETY: The caller promises that `qp` is valid.
     let asked = unsafe { attr::query(qp, bindings::ib_qp_attr_mask_IB_QP_CAP) };
     let most = |wr: fn(&bindings::ib_qp_cap) -> u32| match &asked {
@@ -768,23 +769,23 @@ unsafe fn given(qp: NonNull<bindings::ib_qp>, returned: &bindings::ib_qp_cap) ->
 }
 
 /// Creates a QP. Fails as [`Qp::create`].
-fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<AnyQp> {
-    let (pd, send_cq, recv_cq) = (parts.pd, parts.send_cq, parts.recv_cq);
+fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<AnyQp> {
+    let (pd, send_cq, recv_cq) = (init.pd, init.send_cq, init.recv_cq);
     let dev = pd.device();
     if send_cq.dev != *dev
         || recv_cq.dev != *dev
-        || parts.srq.is_some_and(|srq| srq.pd != *pd)
+        || init.srq.is_some_and(|srq| srq.pd != *pd)
         || id.is_some_and(|id| id.device.as_ref().map(Device::as_raw) != Some(dev.as_raw()))
     {
         return Err(EINVAL);
     }
-    if let Some((_, code)) = parts.events {
+    if let Some((_, code)) = init.events {
         dev.client().module.check(code)?;
     }
-    let mut attr = parts.to_raw()?;
+    let mut attr = init.to_raw()?;
     let reserved = deferred::Deferred::reserve()?;
     let state = id.is_none().then_some(State::Reset);
-    let prepared = match parts.rw_contexts {
+    let prepared = match init.rw_contexts {
         0 => None,
         _ => Some(prepared::PreparedList::new()?),
     };
@@ -795,7 +796,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
     // Nothing fails once there is a QP, whose context this is.
     let inner = reserved.init(try_pin_init!(Inner {
         context <- QpPriv::new(
-            parts.events.map(|(events, _)| events),
+            init.events.map(|(events, _)| events),
             dev,
             prepared,
             draining,
@@ -808,7 +809,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
             // keeps them and the context.
             let raw = unsafe { create_raw(id, pd, &mut attr) }?;
             // SAFETY: `create_raw` has returned the QP, which is valid until `Inner` destroys it.
-            *sizes = unsafe { given(raw, &attr.cap) };
+            *sizes = unsafe { queue_sizes(raw, &attr.cap) };
             raw
         },
         // SAFETY: The QP was just created; its number does not change.
@@ -816,11 +817,11 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
         id: id.cloned(),
         send: cq::reserve_or_none(send_cq, sizes.0, refuse),
         recv: {
-            let entries = if parts.srq.is_some() { 0 } else { sizes.1 };
+            let entries = if init.srq.is_some() { 0 } else { sizes.1 };
             cq::reserve_or_none(recv_cq, entries, refuse)
         },
         srq: {
-            let taken = parts.srq.map(|srq| srq::SrqReservation::new(srq, recv_cq));
+            let taken = init.srq.map(|srq| srq::SrqReservation::new(srq, recv_cq));
             taken.transpose().unwrap_or_else(|error| {
                 *refuse = Err(error);
                 None
@@ -835,7 +836,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
             }
             object.sizes = objects::Sizes::Qp {
                 sends: (sizes.0, send_cq.num()),
-                receives: parts.srq.is_none().then(|| (sizes.1, recv_cq.num())),
+                receives: init.srq.is_none().then(|| (sizes.1, recv_cq.num())),
             };
             object
         },
@@ -862,7 +863,7 @@ fn create(parts: Parts<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<A
                 &inner.context.reg_lock,
             )
         },
-        post_recv: match parts.srq {
+        post_recv: match init.srq {
             Some(_) => refuse_recv,
             // SAFETY: The QP was just created, and `inner` keeps it.
             None => unsafe { trace::Queue::op(inner.raw.as_ptr()) },
@@ -1001,7 +1002,7 @@ impl QpPriv {
 ///
 /// `qp` is a QP of this crate, and is not destroyed while what is returned is used.
 #[inline]
-unsafe fn private<'a>(qp: *mut bindings::ib_qp) -> &'a QpPriv {
+unsafe fn qp_priv<'a>(qp: *mut bindings::ib_qp) -> &'a QpPriv {
     // SAFETY: The QP is valid, as the caller promises. `create` has set its context to a `QpPriv`
     // that outlives it.
     unsafe { &*(*qp).qp_context.cast() }
@@ -1015,7 +1016,7 @@ unsafe fn private<'a>(qp: *mut bindings::ib_qp) -> &'a QpPriv {
 #[inline]
 pub(crate) unsafe fn transfers<'a>(qp: *mut bindings::ib_qp) -> &'a Transfers {
     // SAFETY: The QP is as the caller promises.
-    unsafe { &private(qp).transfers }
+    unsafe { &qp_priv(qp).transfers }
 }
 
 /// Keeps memory to which peers have a key, until the QP is destroyed, and its MRs with it. Any
@@ -1026,6 +1027,6 @@ pub(crate) unsafe fn transfers<'a>(qp: *mut bindings::ib_qp) -> &'a Transfers {
 /// `qp` is a QP of this crate, and is not destroyed meanwhile.
 pub(crate) unsafe fn keep_until_destroyed<T: Send + 'static>(qp: *mut bindings::ib_qp, left: T) {
     // SAFETY: The QP is as the caller promises.
-    let kept = unsafe { &private(qp).kept };
+    let kept = unsafe { &qp_priv(qp).kept };
     kept.add(keep::Node::new(left));
 }

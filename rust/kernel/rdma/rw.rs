@@ -116,7 +116,7 @@ pub struct Rw<'a, const N: usize = 0, const ID: u64 = 0> {
 
 impl<'a> Rw<'a> {
     #[inline]
-    fn of(
+    fn new(
         ctx: &'a RawCtx,
         range: impl RangeBounds<usize>,
         remote: Remote,
@@ -156,7 +156,7 @@ impl<'a> Rw<'a> {
         remote: Remote,
         cx: &Sleepable,
     ) -> Self {
-        Self::of(&ctx.raw, range, remote, READ, cx)
+        Self::new(&ctx.raw, range, remote, READ, cx)
     }
 
     /// Writes the bytes in `range` of the memory to the peer, from `remote` on (RDMA WRITE).
@@ -167,7 +167,7 @@ impl<'a> Rw<'a> {
         remote: Remote,
         cx: &Sleepable,
     ) -> Self {
-        Self::of(&ctx.raw, range, remote, WRITE, cx)
+        Self::new(&ctx.raw, range, remote, WRITE, cx)
     }
 
     /// Adds a request behind the transfer, which completes instead, as a response that follows its
@@ -764,7 +764,7 @@ impl RawCtx {
     unsafe fn end(wc: *const Wc) -> *mut bindings::ib_cqe {
         // SAFETY: The completion is of this context, whose owner was not taken back and keeps it,
         // as the caller promises.
-        let ctx = || unsafe { of(wc) };
+        let ctx = || unsafe { ctx_of(wc) };
         let qp = |ctx: &Self| ctx.state.qp() as *mut bindings::ib_qp;
         // SAFETY: The context was initialised for this QP, which is not destroyed while it counts
         // the transfer, and with these entries, as they were not cut. Nothing else uses `inner`,
@@ -936,14 +936,14 @@ impl RawCtx {
             let (raw, qp) = ((*self.inner.get()).raw.get(), qp.as_ptr());
             let cqe = self.cqe.get();
             if !then.is_null() {
-                wr::end(then, cqe);
+                wr::write_tail(then, cqe);
             }
             bindings::rdma_rw_ctx_wrs(raw, qp, (*qp).port, cqe, then)
         }
     }
 }
 
-impl qp::Prepared for RawCtx {
+impl qp::PreparedCtx for RawCtx {
     unsafe fn take_back(&self) {
         // It stays prepared until it has ended: a state that says it is posted would have it
         // completed as lost.
@@ -992,7 +992,7 @@ impl lost::Transfer for RawCtx {
 ///
 /// The completion is valid, and of a request with the callback of a context that exists for `'a`.
 #[inline]
-unsafe fn of<'a>(wc: *const Wc) -> &'a RawCtx {
+unsafe fn ctx_of<'a>(wc: *const Wc) -> &'a RawCtx {
     // SAFETY: The completion is valid. By the caller's promise it has the address of that field of
     // a context that exists for `'a`.
     unsafe {

@@ -327,7 +327,7 @@ pub struct Sgl<D: AnyDirection> {
 impl<D: Direction> Sgl<D> {
     /// Names the first `entries` entries of a list, which `sg_next` finds.
     pub fn new(first: *mut bindings::scatterlist, entries: u32) -> Self {
-        Self::of(first, entries, D::RAW)
+        Self::from_raw(first, entries, D::RAW)
     }
 }
 
@@ -335,18 +335,18 @@ impl Sgl<OneWay> {
     /// Names the first `entries` entries of a list, which `sg_next` finds, of memory that the
     /// device reads.
     pub fn to_device(first: *mut bindings::scatterlist, entries: u32) -> Self {
-        Self::of(first, entries, ToDevice::RAW)
+        Self::from_raw(first, entries, ToDevice::RAW)
     }
 
     /// Names the first `entries` entries of a list, which `sg_next` finds, of memory that the
     /// device writes.
     pub fn from_device(first: *mut bindings::scatterlist, entries: u32) -> Self {
-        Self::of(first, entries, FromDevice::RAW)
+        Self::from_raw(first, entries, FromDevice::RAW)
     }
 }
 
 impl<D: AnyDirection> Sgl<D> {
-    fn of(
+    fn from_raw(
         first: *mut bindings::scatterlist,
         entries: u32,
         dir: bindings::dma_data_direction,

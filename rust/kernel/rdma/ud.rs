@@ -214,7 +214,7 @@ impl wr::Op for UdOp {
         // SAFETY: The caller promises that `to` is valid for writes, and the handle lives for the
         // request.
         unsafe {
-            wr::fill(to.cast(), opcode, flags, 0);
+            wr::write_header(to.cast(), opcode, flags, 0);
             (*to).ah = self.ah.as_ref().raw.as_ptr();
             (*to).header = ptr::null_mut();
             (*to).hlen = 0;

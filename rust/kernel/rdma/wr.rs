@@ -276,7 +276,7 @@ fn sg_list<const N: usize>(sges: *mut [bindings::ib_sge; N]) -> *mut bindings::i
 ///
 /// `to` is valid for writes.
 #[inline]
-pub(crate) unsafe fn fill(
+pub(crate) unsafe fn write_header(
     to: *mut bindings::ib_send_wr,
     opcode: bindings::ib_wr_opcode,
     flags: bindings::ib_send_flags,
@@ -290,13 +290,13 @@ pub(crate) unsafe fn fill(
     }
 }
 
-/// Writes what [`fill`] leaves out, of the last request of a list, which completes to `cqe`.
+/// Writes what [`write_header`] leaves out, of the last request of a list, which completes to `cqe`.
 ///
 /// # Safety
 ///
 /// `to` is valid for writes.
 #[inline]
-pub(crate) unsafe fn end(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_cqe) {
+pub(crate) unsafe fn write_tail(to: *mut bindings::ib_send_wr, cqe: *mut bindings::ib_cqe) {
     // SAFETY: The caller promises that `to` is valid for writes.
     unsafe {
         (*to).next = ptr::null_mut();
@@ -412,7 +412,7 @@ mod private {
 }
 
 /// A request that is prepared, and what [`Op::prepare`] has returned.
-type Prepared<O, const N: usize> = (SendWr<'static, N, O>, (<O as Op>::Output, <O as Op>::Undo));
+type PreparedWr<O, const N: usize> = (SendWr<'static, N, O>, (<O as Op>::Output, <O as Op>::Undo));
 
 impl<'a, const N: usize, O> SendWr<'a, N, O> {
     /// Names the handler of the owner that the request completes to, by the `ID` of its
@@ -463,7 +463,7 @@ impl<'a, const N: usize, O: Op, const ID: u64> SendWr<'a, N, O, ID> {
     /// That lives until the request has completed. If it is not posted, [`Op::undo`] is called
     /// before that.
     #[inline]
-    pub(crate) unsafe fn prepare(self, target: &PostTarget) -> Result<Prepared<O, N>> {
+    pub(crate) unsafe fn prepare(self, target: &PostTarget) -> Result<PreparedWr<O, N>> {
         let (SgeList { sges, len }, mut op) = (self.sges, self.op);
         if sges.iter().any(|sge| sge.pd != target.pd) {
             return Err(EINVAL);
@@ -539,7 +539,7 @@ impl Op for RdmaOp {
         // SAFETY: `to` is valid for writes, as the caller promises. A driver reads what follows the
         // `struct ib_send_wr` of RDMA requests only.
         unsafe {
-            fill(wr, self.opcode, self.flags, self.ex);
+            write_header(wr, self.opcode, self.flags, self.ex);
             if let Some(remote) = self.remote {
                 (*to).remote_addr = remote.addr;
                 (*to).rkey = remote.rkey;
@@ -689,7 +689,7 @@ impl Op for AtomicOp {
     unsafe fn write(self, to: *mut bindings::ib_atomic_wr) {
         // SAFETY: `to` is valid for writes, as the caller promises.
         unsafe {
-            fill(to.cast(), self.opcode, self.flags, 0);
+            write_header(to.cast(), self.opcode, self.flags, 0);
             (*to).remote_addr = self.remote.addr;
             (*to).compare_add = self.compare_add;
             (*to).swap = self.swap;

@@ -216,7 +216,7 @@ impl<S: State> wr::Op for RegOp<S> {
         let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         // SAFETY: `to` is valid for writes, as the caller promises.
         unsafe {
-            wr::fill(to.cast(), opcode, flags, 0);
+            wr::write_header(to.cast(), opcode, flags, 0);
             (*to).mr = self.raw;
             (*to).key = self.key;
             (*to).access = self.access as c_int;
@@ -418,7 +418,7 @@ impl<S: State> wr::Op for InvOp<S> {
         let opcode = bindings::ib_wr_opcode_IB_WR_LOCAL_INV;
         let flags = bindings::ib_send_flags_IB_SEND_SIGNALED;
         // SAFETY: `to` is valid for writes, as the caller promises.
-        unsafe { wr::fill(to, opcode, flags, self.key) };
+        unsafe { wr::write_header(to, opcode, flags, self.key) };
     }
 
     #[inline]
@@ -460,7 +460,7 @@ impl<S: State> wr::Op for InvOp<S> {
 ///
 /// `wc` is of an [`InvWr`] that was posted, whose owner was not taken back.
 #[inline]
-unsafe fn parts(wc: &Wc) -> (&FastRegMr, *mut bindings::ib_cqe) {
+unsafe fn mr_and_owner(wc: &Wc) -> (&FastRegMr, *mut bindings::ib_cqe) {
     // SAFETY: The request was posted with the address of an MR's first field, and its owner, which
     // is not back, keeps the MR. By the invariant of `FastRegMr` the completion has the claim.
     unsafe {
@@ -488,7 +488,7 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     };
     // SAFETY: The request is an `InvWr`, as it has this callback. It completes once, by the
     // driver's contract, so its owner is not back.
-    let (mr, user) = unsafe { parts(wc) };
+    let (mr, user) = unsafe { mr_and_owner(wc) };
     if !debug::is_active(user) {
         return debug::report(core::any::type_name::<T>());
     }
@@ -523,7 +523,7 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     // the invariant of `Cqe`. That is called as `trace::completion` requires. Where `cq` is not
     // null `wc` may be written; otherwise `copy` is.
     unsafe {
-        let (mr, user) = parts(&*wc.cast::<Wc>());
+        let (mr, user) = mr_and_owner(&*wc.cast::<Wc>());
         mr.set_registered::<S>();
         let wc = match cq.is_null() {
             // One that a caller has polled is borrowed.
@@ -574,7 +574,7 @@ unsafe fn take<T: CqeHandler<ID>, S: State, const ID: u64>(wc: &Wc) -> Option<T:
     // given up as a `T` by its callback `ID`. That was not taken back, and is taken back here once,
     // as the caller promises.
     unsafe {
-        let (mr, user) = parts(wc);
+        let (mr, user) = mr_and_owner(wc);
         if !debug::deactivate(user) {
             return None;
         }

@@ -294,7 +294,7 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
         unsafe {
             (*wr).sg_list = sges;
             (*wr).num_sge = count as c_int;
-            wr::fill(wr, bindings::ib_wr_opcode_IB_WR_SEND, 0, 0);
+            wr::write_header(wr, bindings::ib_wr_opcode_IB_WR_SEND, 0, 0);
             self.link(n);
         }
         Ok(())

@@ -151,7 +151,7 @@ impl<T: 'static, C: Context> Context for QpContext<T, C> {
             // after the marker of its drain, behind all its completions, was handled. Drivers set
             // `qp` in each completion. What is lost is completed after the QP was destroyed, with
             // a stand-in whose `qp_context` is the QP's, which exists until that has ended.
-            unsafe { super::private(wc.0.qp) }.user_context.get()
+            unsafe { super::qp_priv(wc.0.qp) }.user_context.get()
         };
         // INVARIANT: The QP has a reference to the context. It is dropped after the QP, or by
         // `UserContext::clear`, which waits for this handler.

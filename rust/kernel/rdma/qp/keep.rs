@@ -79,7 +79,7 @@ impl Node {
     }
 
     /// Makes the node that is called at the end.
-    pub(super) fn of(kept: impl Kept + 'static) -> Result<KBox<Self>> {
+    pub(super) fn try_new(kept: impl Kept + 'static) -> Result<KBox<Self>> {
         let node = KBox::<Node<_>>::new_uninit(GFP_KERNEL)?;
         Ok(node.write(Node { next: None, kept }))
     }

@@ -158,7 +158,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 let guard = O::lock(&undo, target);
                 let callback = O::callback::<P::Target, ID>(&undo, cqe);
                 P::note_cqe(cqe, target.qp_id, Queue::Send, callback);
-                wr::end(wr, callback);
+                wr::write_tail(wr, callback);
                 debug::set_qp_of(target.raw.as_ptr(), cqe);
                 let (post, qp) = (target.post_send, target.raw.as_ptr());
                 let ret = trace::Queue::post_one(post, qp, wr, P::NOTED);

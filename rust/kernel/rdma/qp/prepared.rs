@@ -27,7 +27,7 @@ use kernel::{
 };
 
 /// A context of transfers by `rdma_rw`.
-pub(crate) trait Prepared: Send + Sync {
+pub(crate) trait PreparedCtx: Send + Sync {
     /// Ends the transfer if it is prepared and was not posted. Any context.
     ///
     /// # Safety
@@ -59,7 +59,7 @@ struct Listed {
 #[pin_data]
 pub(crate) struct Entry {
     list: Arc<PreparedList>,
-    ctx: NonNull<dyn Prepared>,
+    ctx: NonNull<dyn PreparedCtx>,
     #[pin]
     links: ListLinks,
     #[pin]
@@ -132,7 +132,7 @@ impl Entry {
     /// who has a handle of the QP.
     pub(crate) unsafe fn new(
         list: &Arc<PreparedList>,
-        ctx: &(dyn Prepared + 'static),
+        ctx: &(dyn PreparedCtx + 'static),
     ) -> Result<Arc<Self>> {
         let entry = Arc::pin_init(
             pin_init!(Self {

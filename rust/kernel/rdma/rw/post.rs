@@ -17,7 +17,7 @@ use crate::{
         Qp, //
     },
     rw::{
-        of,
+        ctx_of,
         Extents,
         RawCtx,
         Rw,
@@ -62,7 +62,7 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
     };
     // SAFETY: The request was posted with the callback of a context, which the owner keeps, and
     // that is not back: a request completes once.
-    let ctx = || unsafe { of(wc) };
+    let ctx = || unsafe { ctx_of(wc) };
     // SAFETY: The completion gives this exclusive access to the context, which is valid, as just
     // said.
     if !debug::deactivate(unsafe { (*ctx().inner.get()).user }) {
