@@ -933,7 +933,7 @@ struct QpPriv {
     #[pin]
     markers: drain::Markers,
     /// The time for which the end of the QP has waited.
-    ending: drain::Waited,
+    ending: drain::WaitTime,
     /// What destroying the QP has returned.
     destroyed: sync::SetOnce<Result>,
     /// See [`wr::PostTarget::lock_regs`].
@@ -972,7 +972,7 @@ impl QpPriv {
             state <- new_mutex!(state),
             draining <- new_mutex!(draining, "rdma::Qp::draining"),
             markers <- drain::Markers::new(),
-            ending: drain::Waited::new(),
+            ending: drain::WaitTime::new(),
             destroyed: sync::SetOnce::new(),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
             drain_list <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::drain_list")),

@@ -90,13 +90,13 @@ impl Inner {
         if self.is_polled_by_current() {
             return Err(EDEADLK);
         }
-        let own = Waited::new();
+        let this_one = WaitTime::new();
         let is_last = drain != Drain::Posted;
         let waited = match is_last {
             true => &self.context.ending,
-            false => &own,
+            false => &this_one,
         };
-        let wait = Wait::new(self, drain, waited, cx);
+        let wait = DrainWait::new(self, drain, waited, cx);
         // The queues and the CQs have room for one marker each, and another drain may have the
         // owners.
         let mut alone = wait.until(|| self.context.draining.try_lock())?;
@@ -166,7 +166,7 @@ impl Inner {
 
     /// Ends the requests of a QP whose device does not complete them: in the reset state it has
     /// none. What it has completed is handled. Nobody can post to the QP.
-    fn forget_requests(&self, wait: &Wait<'_>, markers: Pin<&Markers>) -> Result {
+    fn forget_requests(&self, wait: &DrainWait<'_>, markers: Pin<&Markers>) -> Result {
         // A reset takes completions out of the CQs, too. The markers may be among those that the
         // pollers have just handled.
         let was_out = markers.is_out();
@@ -204,7 +204,7 @@ impl Inner {
     /// the QP. With `keeps`, it has sends that have no completion of their own.
     fn flush(
         &self,
-        wait: &Wait<'_>,
+        wait: &DrainWait<'_>,
         markers: Pin<&Markers>,
         last: bool,
         keeps: bool,
@@ -338,14 +338,14 @@ impl From<Unposted> for Error {
 }
 
 /// The time for which something was waited for, which is reported every ten seconds.
-pub(super) struct Waited {
+pub(super) struct WaitTime {
     /// The second in which the wait began, or zero.
     since: Atomic<u32>,
     /// The number of reports.
     reports: Atomic<u32>,
 }
 
-impl Waited {
+impl WaitTime {
     pub(super) const fn new() -> Self {
         Self {
             since: Atomic::new(0),
@@ -371,7 +371,7 @@ impl Waited {
 }
 
 /// A drain that is under way.
-struct Wait<'a> {
+struct DrainWait<'a> {
     qp: &'a Inner,
     patience: Cell<time::Delta>,
     /// When it was found for the first time that something has to be waited for.
@@ -380,12 +380,12 @@ struct Wait<'a> {
     /// Set if the device has refused a marker.
     is_refused: Cell<bool>,
     /// That of all turns.
-    waited: &'a Waited,
+    waited: &'a WaitTime,
     cx: &'a Sleepable,
 }
 
-impl<'a> Wait<'a> {
-    fn new(qp: &'a Inner, drain: Drain, waited: &'a Waited, cx: &'a Sleepable) -> Self {
+impl<'a> DrainWait<'a> {
+    fn new(qp: &'a Inner, drain: Drain, waited: &'a WaitTime, cx: &'a Sleepable) -> Self {
         Self {
             qp,
             patience: Cell::new(match drain {
@@ -612,7 +612,7 @@ impl Inner {
     /// Waits until what the pollers of the CQs have polled is handled, also where they go on with
     /// completions of other QPs. Fails with `ETIMEDOUT` while a handler has not returned.
     pub(super) fn settle(&self, waiter: Waiter, cx: &Sleepable) -> Result {
-        let wait = Wait::new(self, Drain::Last(waiter), &self.context.ending, cx);
+        let wait = DrainWait::new(self, Drain::Last(waiter), &self.context.ending, cx);
         // The QP is destroyed, or has no requests.
         wait.helped.set(true);
         if waiter == Waiter::WorkItem {
@@ -637,8 +637,8 @@ impl Inner {
         if self.is_polled_by_current() {
             return Err(EDEADLK);
         }
-        let waited = Waited::new();
-        let wait = Wait::new(self, Drain::Posted, &waited, cx);
+        let waited = WaitTime::new();
+        let wait = DrainWait::new(self, Drain::Posted, &waited, cx);
         // No driver is waited for.
         wait.helped.set(true);
         wait.returned()
@@ -649,8 +649,8 @@ impl Inner {
         if self.is_polled_by_current() {
             return Err(EDEADLK);
         }
-        let waited = Waited::new();
-        let wait = Wait::new(self, Drain::Posted, &waited, cx);
+        let waited = WaitTime::new();
+        let wait = DrainWait::new(self, Drain::Posted, &waited, cx);
         // No driver is waited for.
         wait.helped.set(true);
         // One look: what is added later is not ignored, and so not released.
@@ -727,8 +727,8 @@ pub(super) struct Draining {
     /// Markers besides those of the QP: of drains that have failed, and of a QP on a shared CQ. The
     /// ones that are not reached stay here until the QP is destroyed.
     more: KVec<Pin<KBox<Markers>>>,
-    /// Those of the next drain, unless they are still to be reached: their number, from 1 on if a
-    /// CQ is shared.
+    /// The index of the markers of this drain, or of the one before: the next takes them if they
+    /// are free. That of the QP's own is 0, which is not used if a CQ is shared.
     at: usize,
     /// Set if these are those of the last drain, which goes on with them.
     is_last: bool,
@@ -764,21 +764,21 @@ impl Draining {
         Ok(())
     }
 
-    /// Returns all markers. The QP's own are number 0.
+    /// Returns all markers. The QP's own are the first.
     fn all<'a>(&'a self, own: Pin<&'a Markers>) -> impl Iterator<Item = Pin<&'a Markers>> {
         Iterator::chain(core::iter::once(own), self.more.iter().map(Pin::as_ref))
     }
 
-    /// Returns those of the next drain.
+    /// Returns those of this drain.
     fn markers<'a>(&'a self, own: Pin<&'a Markers>) -> Pin<&'a Markers> {
         self.all(own).nth(self.at).unwrap_or(own)
     }
 
-    /// Returns the number of markers that can be posted.
-    fn reached(&self, own: Pin<&Markers>) -> Option<usize> {
-        let mut numbered = self.all(own).enumerate().skip(self.is_shared.into());
-        let (number, _) = numbered.find(|(_, markers)| !markers.is_out())?;
-        Some(number)
+    /// Returns the index of the first markers of which none is posted.
+    fn first_free(&self, own: Pin<&Markers>) -> Option<usize> {
+        let mut all = self.all(own).enumerate().skip(self.is_shared.into());
+        let (index, _) = all.find(|(_, markers)| !markers.is_out())?;
+        Some(index)
     }
 
     /// Has markers ready that can be posted, or those that the last drain has posted. Needs memory
@@ -786,8 +786,8 @@ impl Draining {
     /// may belong to what is drained.
     fn prepare(&mut self, own: Pin<&Markers>, is_last: bool) -> Option<()> {
         if self.markers(own).is_out() && !(is_last && self.is_last) {
-            match self.reached(own) {
-                Some(number) => self.at = number,
+            match self.first_free(own) {
+                Some(index) => self.at = index,
                 None => self.add(flags::GFP_NOWAIT | flags::__GFP_NOWARN).ok()?,
             }
         }
