@@ -128,7 +128,7 @@ fn cleared_in_handler<T: Send + Sync + 'static>(
     let handler = OnDone::<QpContext<T, Sleepable>, _>::new(move |_, cx| {
         let context = cx.get();
         begins.up();
-        let failed = wait(|| own.query(cx).is_ok_and(|info| info.state == State::Err));
+        let failed = wait(|| own.query(cx).is_ok_and(|info| info.state == State::Error));
         if let (Some(context), Ok(())) = (context, failed) {
             then(context, cx);
         }
@@ -463,7 +463,7 @@ mod tests {
         let context = Arc::new(One(1), GFP_KERNEL)?;
         let handler = OnDone::<Sleepable, _>::new(move |_, cx| {
             begins.up();
-            let failed = wait(|| own.query(cx).is_ok_and(|info| info.state == State::Err));
+            let failed = wait(|| own.query(cx).is_ok_and(|info| info.state == State::Error));
             if failed.and_then(|()| own.set_context(context, cx)).is_ok() {
                 sets.up();
             }

@@ -55,7 +55,7 @@ mod tests {
         fill(&null, &kept)?;
         for _ in 0..2 {
             check_err!(null.a.drain(&null.env.cx), EBUSY);
-            check_eq!(null.a.query(&null.env.cx)?.state, State::Err);
+            check_eq!(null.a.query(&null.env.cx)?.state, State::Error);
             // Its receives came back as ever.
             check_eq!((times.get(), received.get()), (0, 1));
         }

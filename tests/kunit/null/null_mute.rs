@@ -267,7 +267,7 @@ mod tests {
             let (null, times) = ready::<Direct>(Injection::Lapse { after, errno: 5 })?;
             expect(1, "did not say which request it refused");
             check_err!(null.a.drain(&null.env.cx), EIO);
-            check_eq!(null.a.query(&null.env.cx)?.state, State::Err);
+            check_eq!(null.a.query(&null.env.cx)?.state, State::Error);
             null.a
                 .post_recv(Counted::new(&times)?, |_| Ok(RecvWr::new([])))?;
             null.a.drain(&null.env.cx)?;

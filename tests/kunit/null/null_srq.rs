@@ -349,7 +349,7 @@ mod tests {
             drop(own);
             result.populate(ok);
         })?;
-        wait(|| qp.query(cx).is_ok_and(|info| info.state == State::Err))?;
+        wait(|| qp.query(cx).is_ok_and(|info| info.state == State::Error))?;
         let early = (drained.copy(), shared.recv_list.received());
         shared.null.dev.inject_qp(
             num,

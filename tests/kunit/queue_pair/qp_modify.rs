@@ -283,7 +283,7 @@ mod tests {
             check_err!(link.a.qp.modify(attr, cx), EPERM);
         }
         link.a.qp.modify(Attr::Error, cx)?;
-        check_eq!(link.a.qp.query(cx)?.state, State::Err);
+        check_eq!(link.a.qp.query(cx)?.state, State::Error);
         Ok(())
     }
 

@@ -35,14 +35,20 @@ pub enum State {
     /// A send of an unreliable QP has failed: sends are flushed, receives work.
     Sqe = bindings::ib_qp_state_IB_QPS_SQE,
     /// The error state: requests are flushed.
-    Err = bindings::ib_qp_state_IB_QPS_ERR,
+    Error = bindings::ib_qp_state_IB_QPS_ERR,
 }
 
 impl State {
     fn from_raw(raw: bindings::ib_qp_state) -> Option<Self> {
-        use State::*;
-
-        let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
+        let all = [
+            Self::Reset,
+            Self::Init,
+            Self::Rtr,
+            Self::Rts,
+            Self::Sqd,
+            Self::Sqe,
+            Self::Error,
+        ];
         all.into_iter().find(|state| *state as u32 == raw)
     }
 }
@@ -132,7 +138,7 @@ pub enum Attr {
         /// wait for ever.
         max_rd_atomic: u8,
     },
-    /// To [`State::Err`].
+    /// To [`State::Error`].
     Error,
 }
 
@@ -210,7 +216,7 @@ impl Attr {
                     | bindings::ib_qp_attr_mask_IB_QP_MAX_QP_RD_ATOMIC;
                 (State::Rts, mask)
             }
-            Self::Error => (State::Err, 0),
+            Self::Error => (State::Error, 0),
         };
         raw.qp_state = to as u32;
         Ok(mask | bindings::ib_qp_attr_mask_IB_QP_STATE)
@@ -441,13 +447,13 @@ impl Modifier<'_> {
     /// Goes to the error state. There is no way there from the reset state, so such a QP is
     /// initialised first: some drivers take receives in that state too, against the rules.
     pub(crate) fn go_to_error(&mut self) -> Result {
-        let moved = self.go_to(State::Err, 0, 0);
+        let moved = self.go_to(State::Error, 0, 0);
         let is_reset = || self.inner.query_state() == Ok(State::Reset as u32);
         if moved.is_ok() || !is_reset() {
             return moved;
         }
         self.go_to(State::Init, 1, 0)?;
-        self.go_to(State::Err, 0, 0)
+        self.go_to(State::Error, 0, 0)
     }
 
     /// Has rxe flush a QP in the error state although an earlier change has failed.
@@ -468,7 +474,7 @@ impl Modifier<'_> {
         // SAFETY: The attributes are complete for this mask, and point to nothing.
         let restarted = unsafe { self.modify(&mut none, mask) };
         // Work that came while the task was stopped is done after another change of the state.
-        let _ = restarted.and_then(|()| self.go_to(State::Err, 0, 0));
+        let _ = restarted.and_then(|()| self.go_to(State::Error, 0, 0));
     }
 
     /// Goes to the reset state, where the device forgets all requests.
