@@ -106,30 +106,6 @@ impl<E: Copy, const N: usize> SgeList<E, N> {
         self.len += 1;
         Ok(())
     }
-
-    /// Adds all entries of another list. Fails with `ENOSPC` if there is no room for them.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{prelude::*, wr::{Sge, SgeList}};
-    /// /// Sends a header, and data that it speaks of.
-    /// fn message<'a>(
-    ///     header: &'a Buf<ToDevice>,
-    ///     data: &SgeList<Sge<'a>, 4>,
-    /// ) -> Result<SendWr<'a, 5>> {
-    ///     let mut sges = SgeList::new(header.whole());
-    ///     sges.extend(data)?;
-    ///     Ok(SendWr::send(sges))
-    /// }
-    /// ```
-    #[inline]
-    pub fn extend<const M: usize>(&mut self, list: &SgeList<E, M>) -> Result {
-        list.sges
-            .iter()
-            .take(list.len)
-            .try_for_each(|entry| self.push(*entry))
-    }
 }
 
 /// The entries of a request: an array, or a list whose length is known at run time only.
