@@ -969,7 +969,7 @@ impl QpPriv {
                 module: dev.client().module,
                 id: QpId::next(),
             },
-            state <- new_mutex!(state),
+            state <- new_mutex!(state, "rdma::Qp::state"),
             draining <- new_mutex!(draining, "rdma::Qp::draining"),
             markers <- drain::Markers::new(),
             ending: drain::WaitTime::new(),

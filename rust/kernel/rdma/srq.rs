@@ -306,7 +306,7 @@ fn create(
         closed: Atomic::new(false),
         out: SlotsOut::new(),
         returned <- Completion::new(),
-        reservations <- kernel::new_mutex!(KVec::new()),
+        reservations <- kernel::new_mutex!(KVec::new(), "rdma::Srq::reservations"),
     }));
     // SAFETY: The SRQ was just created; the number does not change.
     object.num = Some(unsafe { (*raw.as_ptr()).res.id });

@@ -185,11 +185,14 @@ impl Waiting {
     #[inline(never)]
     pub(super) fn new() -> Result<Arc<Self>> {
         let init = pin_init!(Self {
-            events <- kernel::new_spinlock_irq!(Events {
-                completions: 0,
-                gone: false,
-            }),
-            changed <- kernel::new_condvar!(),
+            events <- kernel::new_spinlock_irq!(
+                Events {
+                    completions: 0,
+                    gone: false,
+                },
+                "rdma::cq::Waiting::events"
+            ),
+            changed <- kernel::new_condvar!("rdma::cq::Waiting::changed"),
             place: removal::Place::new(),
         });
         Arc::pin_init(init, GFP_KERNEL)
