@@ -455,7 +455,7 @@ impl Inner {
         unsafe { bindings::rdma_helper_cq_is_polled_by_current(self.raw.as_ptr(), holder) }
     }
 
-    /// Takes the poll lock of a CQ that callers poll; `None` if it is held.
+    /// Takes the poll lock of a CQ. `None` if it is held, or if the core polls the CQ.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<PollGuard<'_>> {
         let here = MaybeUninit::<u8>::uninit();

@@ -160,7 +160,8 @@ pub use crate::qp_id::Queue;
 pub struct Sealed(pub(crate) ());
 
 /// A pointer that can own a posted request: `Pin<KBox<T>>` for exclusive owners,
-/// [`Taken<T>`](crate::qp::Taken) for those that are used again, `Arc<T>` for shared ones.
+/// [`Taken<T>`](crate::qp::Taken) for those that are used again, [`Slot<T>`](crate::srq::Slot) for
+/// the slots of an SRQ, `Arc<T>` for shared ones.
 ///
 /// Exclusive owners are `Unpin`: the address of a pinned object, such as a lock, a work item or a
 /// file in debugfs, may be known elsewhere. It goes into an `Arc`, or into a box of its own.
@@ -173,8 +174,8 @@ pub struct Sealed(pub(crate) ());
 #[diagnostic::on_unimplemented(
     message = "a `{Self}` cannot own a request",
     label = "not an owner",
-    note = "a request is owned by a `Pin<KBox<T>>` or a `Taken<T>` with a `T: Send + Unpin`,",
-    note = "or an `Arc<T>` with a `T: Send + Sync`, where `T` has a `CqeHandler`"
+    note = "a request is owned by a `Pin<KBox<T>>`, a `Taken<T>` or a `Slot<T>`, with a",
+    note = "`T: Send + Unpin`, or by an `Arc<T>` with a `T: Send + Sync`; `T` has a `CqeHandler`"
 )]
 pub unsafe trait CqePointer<const ID: u64>:
     core::ops::Deref<Target: CqeHandler<ID, Pointer = Self>> + Sized + Send + 'static

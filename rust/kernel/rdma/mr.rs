@@ -263,13 +263,13 @@ impl Claimed {
     }
 }
 
-// SAFETY: `struct ib_mr` may be used and deregistered from any thread. `claimed` only has addresses,
-// which may be compared in any thread, and the memory in `kept` may be dropped in any: it was that
-// of a region, which is `Send`. The other fields are `Send`.
+// SAFETY: `struct ib_mr` may be used and deregistered from any thread. `claimed` only has
+// addresses, which may be compared in any thread, and the memory in `kept` may be dropped in any:
+// it was that of a region, which is `Send`. The other fields are `Send`.
 unsafe impl Send for FastRegMr {}
-// SAFETY: `struct ib_mr` may be used from any thread. By the type invariant `cqe` and `claimed` have
-// one user at a time, and `state` is used as a type that is `Sync` if the region is. `kept` is set
-// once, and is not read. The other fields are `Sync`.
+// SAFETY: `struct ib_mr` may be used from any thread. By the type invariant `cqe` and `claimed`
+// have one user at a time, and `state` is used as a type that is `Sync` if the region is. `kept` is
+// set once, and is not read. The other fields are `Sync`.
 unsafe impl Sync for FastRegMr {}
 
 impl deferred::Teardown for FastRegMr {
@@ -363,7 +363,7 @@ impl Mr {
     /// Allocates an MR that can map `pages` pages of [`PAGE_SIZE`] bytes (`ib_alloc_mr`), of which
     /// memory that does not begin with one takes one more. Fails with `EINVAL` if the
     /// device has no such MRs; `ENOMEM`, or the driver's error.
-    // Not inlined, so that its end is code of this module.
+    // Neither generic nor inlined: see `Reserved::fill`.
     #[inline(never)]
     pub fn alloc(pd: &Pd, pages: u32, _cx: &Sleepable) -> Result<Self> {
         let dev = pd.device();
@@ -430,8 +430,8 @@ impl Mr {
     #[inline]
     unsafe fn map_all(&self, memory: MemoryRef<'_>) -> Result<u64> {
         let MemoryRef::Map(map) = memory else {
-            // SAFETY: The MR is idle, and neither it nor the memory is used, as the caller promises.
-            // The range is all of the memory, which is not empty.
+            // SAFETY: The MR is idle, and neither it nor the memory is used, as the caller
+            // promises. The range is all of the memory, which is not empty.
             return unsafe { self.map(memory, 0..memory.len()) };
         };
         self.has_room_for(memory)?;

@@ -58,9 +58,9 @@ struct Key {
 ///
 /// # Invariants
 ///
-/// It stays where it is until it is taken out of the table. One takes it out, alone: who completes
-/// the request, the end of the QP where none does any more, or the post if the driver refuses it.
-/// `owner` is the callback of the request's owner, which is there until then.
+/// It stays where it is until it is taken out of the table. It is taken out once: by the
+/// completion, by the end of the QP if there is none, or by a post that the driver refuses. `owner`
+/// is the callback of the request's owner, which is there until then.
 #[repr(C)]
 struct Note {
     /// The callback that the request is posted with. The first field, to get back from it.

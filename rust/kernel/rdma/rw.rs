@@ -349,7 +349,7 @@ struct RawCtx {
 /// transferred.
 #[repr(C)]
 struct Inner {
-    /// C keeps addresses of parts of it in others. The first field: C is told its address most.
+    /// C keeps addresses of its parts in it. First, as most C calls take its address.
     raw: Opaque<bindings::rdma_rw_ctx>,
     /// The callback of the owner of the transfer that is posted.
     user: *mut bindings::ib_cqe,
@@ -783,9 +783,9 @@ impl RawCtx {
         transfers.end(user)
     }
 
-    /// Ends the transfer that there is, and the claim (`rdma_rw_ctx_destroy`). `safe` is `true` if
-    /// no peer has a key to the memory, as all of the transfer was done, or nothing was posted.
-    /// Otherwise the QP keeps memory that is exposed. Any context.
+    /// Ends the current transfer, if there is one, and the claim (`rdma_rw_ctx_destroy`). `safe` is
+    /// `true` if no peer has a key to the memory, as all of the transfer was done, or nothing was
+    /// posted. Otherwise the QP keeps memory that is exposed. Any context.
     ///
     /// # Safety
     ///

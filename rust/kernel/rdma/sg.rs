@@ -157,8 +157,9 @@ impl Pages {
         for page in self.0.pages.iter().skip(offset / PAGE_SIZE) {
             let part = (PAGE_SIZE - skip).min(len - done);
             // SAFETY: By the invariant of `Listed` the page is not in high memory, so it has an
-            // address. The part is in it, and one of `bytes`, which is valid, as the caller promises. The
-            // copy is C's, so bytes that a device changes meanwhile are torn at worst.
+            // address. The part is in it, and one of `bytes`, which is valid, as the caller
+            // promises. The copy is C's, so bytes that a device changes meanwhile are torn at
+            // worst.
             unsafe {
                 let page = bindings::rdma_helper_page_address(page.as_ptr()).byte_add(skip);
                 let bytes = bytes.add(done).cast();

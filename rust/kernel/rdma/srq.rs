@@ -125,8 +125,8 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
     /// (`ib_post_srq_recv`). `init` makes the value of each. The SRQ reserves as many entries,
     /// once, of each CQ that its QPs complete to. Fails with `EOPNOTSUPP` if the device has no
     /// SRQs; `EINVAL` if it has none of that size, or if a slot describes memory of another PD;
-    /// `EPERM` if the PD is another module's;
-    /// what `init` returned; `ENOMEM`, or the driver's error.
+    /// `EPERM` if the PD is another module's; what `init` returned; `ENOMEM`, or the driver's
+    /// error.
     pub fn create<I: PinInit<T, Error>>(
         pd: &Pd,
         slots: u32,
@@ -413,7 +413,7 @@ trait AnySlots: posted::Entries {
     /// Called once, with the queue of the slots' SRQ, which lives longer than that.
     unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result;
 
-    /// These, to look at their states.
+    /// Returns the slots as entries, whose states can be read.
     fn entries(&self) -> &dyn posted::Entries;
 }
 

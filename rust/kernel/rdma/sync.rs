@@ -118,6 +118,8 @@ impl RwState {
     pub(crate) const PREPARED: usize = 1;
     pub(crate) const EMPTY: usize = 2;
     pub(crate) const LARGE: usize = 4;
+    /// Beside [`RwState::PREPARED`] only, so that the bit of [`RwState::LARGE`], which is a state
+    /// of its own, serves.
     pub(crate) const STALE: usize = 4;
     /// The state of no context.
     pub(crate) const NEVER: usize = usize::MAX;
@@ -128,8 +130,7 @@ impl RwState {
     }
 
     /// Claims a context in the state `from`, idle, large or prepared for this QP, for a transfer of
-    /// that.
-    /// Fails with the state. Acquire: see [`RwState::set`].
+    /// that. Fails with the state. Acquire: see [`RwState::set`].
     #[inline]
     pub(crate) fn claim(&self, from: usize, qp: usize) -> core::result::Result<usize, usize> {
         // INVARIANT: The transfer of the caller has it.
@@ -139,7 +140,7 @@ impl RwState {
     /// The transfer of the caller has ended, or is prepared. Release: for the next claim.
     #[inline]
     pub(crate) fn set(&self, state: usize) {
-        // INVARIANT: The caller, who had it, has it no more.
+        // INVARIANT: The caller gives up its claim.
         self.0.store(state, Ordering::Release);
     }
 
@@ -160,7 +161,7 @@ impl RwState {
         self.0.load(Ordering::Acquire) & Self::PREPARED != 0
     }
 
-    /// Returns the address of the QP of the transfer that has it, for that.
+    /// Returns the state: the address of the QP, for the transfer that has the context.
     #[inline]
     pub(crate) fn qp(&self) -> usize {
         self.0.load(Ordering::Relaxed)

@@ -157,6 +157,7 @@ pub struct Remote {
 /// driver's operation. `recv_cq` is the CQ of its receives, and is valid, as is `reg_lock`. `iwarp`
 /// says whether its device is one of iWARP. Unless `rw_idle` is `RwState::NEVER`, QP and device
 /// have the limits that `rdma_rw` divides by, and the QP has a port.
+#[doc(hidden)]
 #[repr(C)]
 pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
@@ -266,7 +267,8 @@ pub(crate) unsafe fn write_header(
     }
 }
 
-/// Writes what [`write_header`] leaves out, of the last request of a list, which completes to `cqe`.
+/// Writes what [`write_header`] leaves out, of the last request of a list, which completes to
+/// `cqe`.
 ///
 /// # Safety
 ///
@@ -431,8 +433,8 @@ impl<'a, const N: usize, O> SendWr<'a, N, O> {
 }
 
 impl<'a, const N: usize, O: Op, const ID: u64> SendWr<'a, N, O, ID> {
-    /// Checks that the request is one for the QP of `target`, prepares what it changes, and forgets
-    /// how long what it refers to lives.
+    /// Checks that the request is one for the QP of `target`, prepares what it changes, and erases
+    /// the lifetime of what it refers to.
     ///
     /// # Safety
     ///

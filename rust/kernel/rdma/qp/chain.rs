@@ -644,7 +644,8 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
         self.posted.try_into().unwrap_or(u32::MAX)
     }
 
-    /// Gives the batch up, for this error.
+    /// Gives the batch up with this error. The owner is in it if nothing was posted; otherwise the
+    /// QP keeps it until it is drained.
     #[cold]
     pub fn into_error(mut self, error: Error) -> PostError<P> {
         let error = PostError::in_part(self.owner.take(), self.posted(), error);

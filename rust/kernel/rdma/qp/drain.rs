@@ -839,8 +839,8 @@ impl Markers {
         })
     }
 
-    /// Changes the state, and returns the one before. All that was done before a marker was reached
-    /// has happened for who finds that.
+    /// Changes the state, and returns the one before. A caller that finds a marker reached sees all
+    /// that was done before it was.
     fn change(&self, to: impl Fn(u32) -> u32) -> u32 {
         let mut state = self.state.load(Relaxed);
         while let Err(other) = self.state.cmpxchg(state, to(state), Full) {

@@ -4,6 +4,7 @@
 
 use super::QpPriv;
 use crate::{
+    context,
     prelude::internal::*,
     wc, //
 };
@@ -57,7 +58,7 @@ pub trait Events: Send + Sync + 'static {
     /// time, and the first before the creation of the QP returns. To [`Event::COMM_EST`] the answer
     /// is [`Id::notify_established`](crate::cm::Id::notify_established). A work item that is
     /// started here gets a reference by `Arc::from(self)`.
-    fn event(self: ArcBorrow<'_, Self>, event: Event, qp_num: u32, cx: &crate::context::Atomic);
+    fn event(self: ArcBorrow<'_, Self>, event: Event, qp_num: u32, cx: &context::Atomic);
 }
 
 /// `ib_qp_init_attr.event_handler`.
@@ -71,7 +72,7 @@ pub(super) unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context
     // SAFETY: The event is valid during this call, and one of a QP.
     let (event, num) = unsafe { (Event((*event).event), (**(*event).element.qp).qp_num) };
     // SAFETY: Every context allows what this token does.
-    let cx = unsafe { crate::context::Atomic::assume() };
+    let cx = unsafe { context::Atomic::assume() };
     if let Some(events) = &context.events {
         events.as_arc_borrow().event(event, num, &cx);
     }

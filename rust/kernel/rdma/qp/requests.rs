@@ -223,8 +223,8 @@ impl RequestList {
         let next = |from: &mut usize| {
             let runs = self.runs.lock();
             let entries = runs.iter().flat_map(Run::entries).skip(*from);
-            // SAFETY: No completion comes for these requests, nothing is posted to the QP, and nobody
-            // else takes them, as the caller promises.
+            // SAFETY: No completion comes for these requests, nothing is posted to the QP, and
+            // nobody else takes them, as the caller promises.
             unsafe { queues.take_lost(entries.inspect(|_| *from += 1)) }
         };
         // The list is not locked while a handler runs, so arrays may leave it: it is looked through

@@ -43,8 +43,9 @@ pub(super) struct Posted {
     pub(super) then: *mut bindings::ib_send_wr,
 }
 
-/// The `done` callback of transfers, of `ALL` of the memory without a look or of any that was
-/// prepared or is by [`begin`], whose owner was given up as a `T` by its callback `ID`.
+/// The `done` callback of transfers whose owner was given up as a `T` by its callback `ID`. With
+/// `ALL` the transfer was begun by the fast path of [`Qp::post_rw`]: it is of all of the memory,
+/// and not on iWARP.
 ///
 /// # Safety
 ///
