@@ -281,9 +281,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// Nothing is known to be drained if it fails: with `EDEADLK` in a handler of the QP's CQs,
     /// `EOVERFLOW` if a CQ has lost completions, `ETIMEDOUT` after a minute, as where a handler of
     /// these CQs waits for the caller, or the driver's error; it may be tried again. Reports every
-    /// ten seconds say for what it waits. It fails
-    /// with `EBUSY` if the send queue stays full of requests that have no completions, which
-    /// only the end of the QP gives back. It needs no memory, unless one has failed before.
+    /// ten seconds say for what it waits. It fails with `EBUSY` if the send queue stays full of
+    /// requests that have no completions, which only the end of the QP gives back. It needs no
+    /// memory, unless one has failed before.
     pub fn drain(&self, cx: &Sleepable) -> Result {
         match self.any.inner.drain(drain::Drain::Posted, cx)? {
             drain::End::Drained => self.any.inner.end_lost_receives(cx),
@@ -357,7 +357,8 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
 
     /// Adds room for `contexts` transfers at once by `rdma_rw` contexts on `port`
     /// (`cap.max_rdma_ctxs`), by a longer send queue and a pool of MRs where the device needs them.
-    /// The port of a connection manager id is its own, whatever is said here.
+    /// `port` must be one of the device's. A QP of a connection manager's id has the port of that
+    /// instead.
     pub fn rw_contexts(mut self, contexts: u32, port: u32) -> Self {
         self.init.rw_contexts = contexts;
         self.init.port = port;
@@ -507,8 +508,9 @@ impl Inner {
     }
 
     /// Ends receives that the device has lost, after a drain, as they keep the QP. In the error
-    /// state no receive succeeds, so handlers have posted none again since the first drain that is
-    /// not flushed behind the markers of the second. Does nothing while another thread does this.
+    /// state no receive succeeds, so no handler has posted another since the first drain: those
+    /// that are out were posted before the marker of the second. Does nothing while another thread
+    /// does this.
     fn end_lost_receives(&self, cx: &Sleepable) -> Result {
         let looks = &self.context.looks_for_lost;
         if looks.xchg(true, Full) {
@@ -521,8 +523,11 @@ impl Inner {
 
     fn end_suspects(&self, cx: &Sleepable) -> Result {
         let kept = &self.context.kept;
-        let suspects = kept.iter().filter(|kept| kept.suspect()).count();
-        if suspects > 0 && self.recv.cq.has_only_poller() {
+        let mut found = false;
+        for kept in kept.iter() {
+            found |= kept.suspect();
+        }
+        if found && self.recv.cq.has_only_poller() {
             self.drain(drain::Drain::Posted, cx)?;
             // Meanwhile a caller may have polled one into an array.
             if self.recv.cq.has_only_poller() {

@@ -14,8 +14,8 @@ pub(crate) trait Kept: Send + Sync {
     /// The QP is about to be drained for the last time.
     fn closing(&self) {}
 
-    /// The QP was drained. Returns whether a receive is out, and none is about to be posted that
-    /// was not before: it is lost if another drain finds it still out.
+    /// The QP was drained. Notes, and returns, whether a receive is out, and none is about to be
+    /// posted that was not before: it is lost if another drain finds it still out.
     fn suspect(&self) -> bool {
         false
     }
@@ -78,7 +78,8 @@ impl Node {
         }))
     }
 
-    /// Makes the node that is called at the end.
+    /// Allocates the node of an owner whose callbacks are called at the end of the QP. Fails with
+    /// `ENOMEM`.
     pub(super) fn try_new(kept: impl Kept + 'static) -> Result<KBox<Self>> {
         let node = KBox::<Node<_>>::new_uninit(GFP_KERNEL)?;
         Ok(node.write(Node { next: None, kept }))
