@@ -41,7 +41,6 @@ pub use core::mem::offset_of;
 pub use rdma_macros::HasCqe;
 
 use crate::{
-    context::Context,
     debug,
     identity,
     prelude::internal::*,

@@ -21,7 +21,6 @@ use core::net::{
     Ipv6Addr, //
 };
 use kernel::{
-    error::from_err_ptr,
     sync::{
         self,
         atomic, //
@@ -747,7 +746,7 @@ impl Gid {
 
     pub(crate) fn to_raw(self) -> bindings::ib_gid {
         bindings::ib_gid {
-            raw: core::mem::ManuallyDrop::new(self.0),
+            raw: ManuallyDrop::new(self.0),
         }
     }
 

@@ -7,10 +7,7 @@
 //! and not when it is posted.
 
 use crate::prelude::internal::*;
-use core::{
-    cell::UnsafeCell,
-    ptr, //
-};
+use core::cell::UnsafeCell;
 use kernel::sync::{
     atomic,
     SpinLockIrq, //

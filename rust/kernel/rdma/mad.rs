@@ -49,9 +49,7 @@ use crate::{
     refs,
     removal, //
 };
-use core::ptr;
 use kernel::{
-    error::from_err_ptr,
     sync,
     workqueue, //
 };

@@ -58,13 +58,9 @@ use crate::{
 };
 use core::{
     cell::UnsafeCell,
-    ops::Range,
-    ptr, //
+    ops::Range, //
 };
-use kernel::{
-    error::from_err_ptr,
-    sync::SetOnce, //
-};
+use kernel::sync::SetOnce;
 
 /// The size of the pages that an MR maps, whatever those of the CPU are: block drivers split
 /// requests by it. MRs of erdma and vmw_pvrdma map pages of the CPU's size: where that is larger, a

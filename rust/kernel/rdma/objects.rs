@@ -18,8 +18,7 @@ use core::{
     net::{
         IpAddr,
         SocketAddr, //
-    },
-    ptr, //
+    }, //
 };
 use kernel::{
     debugfs,
@@ -338,7 +337,7 @@ impl Object {
             since: now(),
         };
         // Without memory for it, it is not shown.
-        let flags = GFP_ATOMIC | kernel::alloc::flags::__GFP_NOWARN;
+        let flags = GFP_ATOMIC | __GFP_NOWARN;
         self.put_undrained(KBox::new(undrained, flags).ok());
     }
 

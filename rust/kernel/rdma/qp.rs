@@ -90,7 +90,6 @@ use kernel::{
         atomic::{
             Atomic,
             Full,
-            Relaxed,
             Release, //
         }, //
     },

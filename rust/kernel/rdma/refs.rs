@@ -11,7 +11,6 @@ use crate::{
     prelude::internal::*,
     sync::RefCount, //
 };
-use core::mem::ManuallyDrop;
 use kernel::{
     sync::atomic::{
         Atomic,

@@ -60,8 +60,7 @@ use core::{
         Bound,
         Range,
         RangeBounds, //
-    },
-    ptr, //
+    }, //
 };
 use kernel::{
     alloc::Flags,

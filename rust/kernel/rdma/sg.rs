@@ -23,12 +23,9 @@ use crate::{
         SgeList, //
     }, //
 };
-use core::{
-    ops::{
-        Deref,
-        Range, //
-    },
-    ptr, //
+use core::ops::{
+    Deref,
+    Range, //
 };
 use kernel::{
     alloc::flags::__GFP_ZERO,

@@ -44,7 +44,6 @@
 
 use crate::{
     completion::Completion,
-    context::Context,
     cq,
     cqe::{
         self,

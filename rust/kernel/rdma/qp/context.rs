@@ -8,10 +8,7 @@ use crate::{
         AtomicUsize,
         Ordering, //
     },
-    context::{
-        Atomic,
-        Context, //
-    },
+    context::Atomic,
     identity,
     prelude::internal::*,
     qp::Qp,

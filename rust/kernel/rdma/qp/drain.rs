@@ -26,7 +26,7 @@ use crate::{
 };
 use core::cell::Cell;
 use kernel::{
-    alloc::flags,
+    alloc::flags::GFP_NOWAIT,
     sync::{
         atomic::{
             Atomic,
@@ -788,7 +788,7 @@ impl Draining {
         if self.markers(own).is_out() && !(is_last && self.is_last) {
             match self.first_free(own) {
                 Some(index) => self.at = index,
-                None => self.add(flags::GFP_NOWAIT | flags::__GFP_NOWARN).ok()?,
+                None => self.add(GFP_NOWAIT | __GFP_NOWARN).ok()?,
             }
         }
         self.is_last = is_last;

@@ -10,7 +10,6 @@ use super::{
     Kept, //
 };
 use crate::{
-    context::Context,
     cq,
     cqe::{
         self,
