@@ -760,7 +760,7 @@ impl deferred::Teardown for Inner {
         Some(&self.object)
     }
 
-    fn teardown(&self, _cx: &Sleepable) -> Result {
+    fn teardown(&self, cx: &Sleepable) -> Result {
         let cq = self.raw.as_ptr();
         match self.kind {
             // SAFETY: By the type invariant `raw` is from `ib_alloc_cq`; QPs have handles, so none
@@ -784,18 +784,12 @@ impl deferred::Teardown for Inner {
             // Others go on using the CQ. The last drain has proved that all handlers of ours have
             // begun; the last of them may still have to return, to code of a module that is about
             // to be unloaded.
-            //
-            // SAFETY: By the type invariant so many entries were taken of `raw`; QPs have handles,
-            // so none of ours uses the CQ. The context selects the union's member.
-            Kind::Pooled => unsafe {
-                if (*cq).poll_ctx == Softirq::RAW {
-                    // Softirqs are sections that RCU waits for.
-                    synchronize_rcu();
-                } else {
-                    bindings::flush_work((&raw mut (*cq).__bindgen_anon_1.work).cast());
-                }
-                bindings::ib_cq_pool_put(cq, self.entries);
-            },
+            Kind::Pooled => {
+                self.flush(cx);
+                // SAFETY: By the type invariant so many entries were taken of `raw`; QPs have
+                // handles, so none of ours uses the CQ.
+                unsafe { bindings::ib_cq_pool_put(cq, self.entries) };
+            }
         }
         Ok(())
     }
