@@ -43,6 +43,7 @@ pub use rdma_macros::HasCqe;
 use crate::{
     debug,
     identity,
+    noted,
     prelude::internal::*,
     qp_id::QpId,
     trace,
@@ -348,13 +349,6 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     T::done(this, wc, &cx);
 }
 
-/// The `done` callback of requests that the device has lost, in case that it completes them.
-///
-/// # Safety
-///
-/// Called by the RDMA core.
-unsafe extern "C" fn ignored(_cq: *mut bindings::ib_cq, _wc: *mut bindings::ib_wc) {}
-
 /// Has the completion of a request ignored that was posted and lost, so that its owner is not given
 /// back.
 ///
@@ -363,9 +357,9 @@ unsafe extern "C" fn ignored(_cq: *mut bindings::ib_cq, _wc: *mut bindings::ib_w
 /// The callback is valid, and its owner is not posted again.
 pub(crate) unsafe fn ignore<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
     debug::deactivate(cqe.cast());
-    // SAFETY: The callback is valid, as the caller promises. Should a poller read it at this
-    // moment, that is one word.
-    unsafe { (&raw mut (*cqe).inner.done).write_volatile(Some(ignored)) };
+    // SAFETY: The callback is valid, as the caller promises, and there is no reference to the owner
+    // of a request that is lost.
+    unsafe { set_ignored(cqe) };
 }
 
 /// As [`ignore`], while the request may complete, and be posted again by its handler: completions
@@ -378,9 +372,18 @@ pub(crate) unsafe fn ignore<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
 /// references to its owner. No completion of the CQ is in an array of a caller, and if callers poll
 /// it, the poll lock is held.
 pub(crate) unsafe fn ignore_later<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
-    // SAFETY: The callback is valid, as the caller promises, and may be written beside references.
-    // Should a poller of the core read it at this moment, that is one word.
-    unsafe { (&raw mut (*cqe).inner.done).write_volatile(Some(ignored)) };
+    // SAFETY: The callback is valid, and in an `UnsafeCell`, as the caller promises.
+    unsafe { set_ignored(cqe) };
+}
+
+/// # Safety
+///
+/// The callback is valid. If there may be references to its owner it is in an
+/// [`UnsafeCell`](core::cell::UnsafeCell).
+unsafe fn set_ignored<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
+    // SAFETY: The callback is valid, and may be written, as the caller promises. Should a poller
+    // read it at this moment, that is one word.
+    unsafe { (&raw mut (*cqe).inner.done).write_volatile(Some(noted::ignored)) };
 }
 
 /// Returns `true` if a request was posted with a `Cqe<T, ID>`.
