@@ -6,7 +6,10 @@
 //! list of the ULP. Here each context is listed when it is made, as its memory is allocated then,
 //! and not when it is posted.
 
-use crate::prelude::internal::*;
+use crate::{
+    prelude::internal::*,
+    wc, //
+};
 use core::cell::UnsafeCell;
 use kernel::sync::{
     atomic,
@@ -209,12 +212,7 @@ pub(crate) unsafe fn end(qp: *mut bindings::ib_qp, cq: *mut bindings::ib_cq, _cx
                 break;
             };
             last = cqe;
-            let mut wc = bindings::ib_wc {
-                status: bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
-                qp,
-                ..Default::default()
-            };
-            wc.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+            let mut wc = wc::flushed(qp, cqe);
             // SAFETY: The transfer is lost, as the caller promises, so its owner, which keeps the
             // context and the callback, is not back, and this completes it alone. The CQ is valid,
             // as the caller promises. The helper provides the context in which its handlers run.

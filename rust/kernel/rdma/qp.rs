@@ -632,12 +632,7 @@ impl Inner {
         // The QP is gone. Handlers find its context in this.
         let mut qp = MaybeUninit::<bindings::ib_qp>::zeroed();
         let context = ptr::from_ref(&self.context).cast_mut().cast();
-        let mut wc = bindings::ib_wc {
-            status: bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
-            qp: qp.as_mut_ptr(),
-            ..Default::default()
-        };
-        wc.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+        let mut wc = wc::flushed(qp.as_mut_ptr(), cqe);
         // SAFETY: Both fields are of the memory above. The request is lost, as the caller promises,
         // so this completes it alone. The reservation keeps the CQ. The helper provides the context
         // in which its handlers run.

@@ -157,6 +157,18 @@ pub(crate) unsafe fn core_array(cq: *const bindings::ib_cq) -> *const Wc {
     unsafe { (*cq).wc }.cast_const().cast()
 }
 
+/// Returns the completion of a request that was flushed, for one that the device has lost. The rest
+/// is zero, as a driver leaves it.
+pub(crate) fn flushed(qp: *mut bindings::ib_qp, cqe: *mut bindings::ib_cqe) -> bindings::ib_wc {
+    let mut wc = bindings::ib_wc {
+        status: bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
+        qp,
+        ..Default::default()
+    };
+    wc.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
+    wc
+}
+
 /// A successful completion. It stands for the [`Wc`] where that is asked for, as by
 /// [`HandlerCell::with`](crate::cq::HandlerCell::with).
 #[derive(Clone, Copy)]
