@@ -18,14 +18,12 @@
 
 use crate::{
     objects::Object,
-    prelude::internal::*, //
+    prelude::internal::*,
+    published::Published, //
 };
 use core::convert::Infallible;
 use kernel::{
-    sync::{
-        self,
-        atomic, //
-    },
+    sync,
     workqueue, //
 };
 
@@ -68,12 +66,8 @@ impl Drop for Workqueue {
     }
 }
 
-/// The address of the workqueue of [`Queue`].
-///
-/// # Invariants
-///
-/// Zero, or the address of a workqueue that is destroyed when the core module is unloaded.
-static QUEUE: atomic::Atomic<usize> = atomic::Atomic::new(0);
+/// The workqueue of [`Queue`].
+static QUEUE: Published<workqueue::Queue> = Published::new();
 
 /// The workqueue of the core module: of messages of the connection managers, of connections that
 /// are given up, and of MAD agents whose device goes.
@@ -82,15 +76,15 @@ pub(crate) struct Queue(#[expect(dead_code)] Workqueue);
 impl Queue {
     pub(crate) fn new() -> Result<Self> {
         let workqueue = Workqueue::new(c"rdma_rs")?;
-        // INVARIANT: The workqueue was just allocated, and is the core module's.
-        QUEUE.store(workqueue.0.as_ptr() as usize, atomic::Release);
+        // SAFETY: The workqueue is the core module's, and is destroyed when that is unloaded.
+        unsafe { QUEUE.set(workqueue.get()) };
         Ok(Self(workqueue))
     }
 
     pub(crate) fn get() -> &'static workqueue::Queue {
-        // SAFETY: The caller has objects of this crate. So the core module is initialised, and is
-        // unloaded only after its users: the workqueue exists by the invariant of `QUEUE`.
-        unsafe { workqueue::Queue::from_raw(QUEUE.load(atomic::Acquire) as *const _) }
+        // SAFETY: The caller has objects of this crate, so the core module is initialised, and has
+        // set this.
+        unsafe { QUEUE.get().unwrap_unchecked() }
     }
 }
 

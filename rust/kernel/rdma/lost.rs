@@ -8,20 +8,13 @@
 
 use crate::{
     prelude::internal::*,
+    published::Published,
     wc, //
 };
 use core::cell::UnsafeCell;
-use kernel::sync::{
-    atomic,
-    SpinLockIrq, //
-};
+use kernel::sync::SpinLockIrq;
 
-/// The address of the table.
-///
-/// # Invariants
-///
-/// Zero, or the address of a table that lives as long as this module has users.
-static TABLE: atomic::Atomic<usize> = atomic::Atomic::new(0);
+static TABLE: Published<Table> = Published::new();
 
 const BUCKETS: usize = 64;
 
@@ -117,22 +110,16 @@ impl Table {
             }),
         });
         let table = KBox::pin_init(init, GFP_KERNEL)?;
-        // INVARIANT: The table is the core module's, which its users keep.
-        TABLE.store(ptr::from_ref(&*table) as usize, atomic::Release);
+        // SAFETY: The table is the core module's, which its users keep.
+        unsafe { TABLE.set(&table) };
         Ok(table)
-    }
-
-    fn get() -> Option<&'static Self> {
-        // SAFETY: By the invariant of `TABLE` the table lives as long as this module has users, and
-        // the caller is, or works for, one.
-        unsafe { (TABLE.load(atomic::Acquire) as *const Self).as_ref() }
     }
 
     fn list_of(at: Listed) -> Option<&'static SpinLockIrq<List>> {
         // The golden ratio, as in `hash_long`.
         let addr = at.cast::<u8>().as_ptr() as u64;
         let hash = addr.wrapping_mul(0x61c8_8646_80b5_83eb) >> 32;
-        Self::get()?.lists.get(hash as usize % BUCKETS)
+        TABLE.get()?.lists.get(hash as usize % BUCKETS)
     }
 }
 
@@ -191,7 +178,8 @@ pub(crate) unsafe fn remove(context: &(dyn Transfer + 'static)) {
 /// Returns whether a transfer that was posted to a QP has not ended.
 pub(crate) fn is_out(qp: *mut bindings::ib_qp) -> bool {
     let is_in = |list: &SpinLockIrq<List>| list.lock().find(qp).is_some();
-    Table::get().is_some_and(|table| table.lists.iter().any(is_in))
+    let lists = TABLE.get().map_or(&[][..], |table| &table.lists);
+    lists.iter().any(is_in)
 }
 
 /// Completes the transfers that were posted to a QP and have not ended, as flushed: their handlers
@@ -202,7 +190,7 @@ pub(crate) fn is_out(qp: *mut bindings::ib_qp) -> bool {
 /// The QP is valid and `cq` that of its sends. The device has no request of the QP any longer, and
 /// no completion of one is left, so that these are lost.
 pub(crate) unsafe fn end(qp: *mut bindings::ib_qp, cq: *mut bindings::ib_cq, _cx: &Sleepable) {
-    let lists = Table::get().map_or(&[][..], |table| &table.lists);
+    let lists = TABLE.get().map_or(&[][..], |table| &table.lists);
     for list in lists {
         let mut last = ptr::null_mut();
         loop {

@@ -13,6 +13,7 @@
 use crate::{
     debug,
     prelude::internal::*,
+    published::Published,
     qp_id::{
         QpId,
         Queue, //
@@ -26,7 +27,6 @@ use kernel::{
     },
     sync::{
         atomic::{
-            Acquire,
             Atomic,
             Relaxed,
             Release, //
@@ -35,12 +35,7 @@ use kernel::{
     },
 };
 
-/// The address of the table.
-///
-/// # Invariants
-///
-/// Zero, or the address of a table that lives as long as this module has users.
-static TABLE: Atomic<usize> = Atomic::new(0);
+static TABLE: Published<Table> = Published::new();
 
 /// Set where posts are noted. Then the branches of posts and polls are on.
 static NOTING: Atomic<bool> = Atomic::new(false);
@@ -103,23 +98,17 @@ impl Table {
             }),
         });
         let table = KBox::pin_init(init, GFP_KERNEL)?;
-        // INVARIANT: The table is the core module's, which its users keep.
-        TABLE.store(ptr::from_ref(&*table) as usize, Release);
+        // SAFETY: The table is the core module's, which its users keep.
+        unsafe { TABLE.set(&table) };
         // SAFETY: The module is being loaded: no ULP has posted or polled anything.
         unsafe { set(note_posts) }?;
         Ok(table)
     }
 
-    fn get() -> Option<&'static Self> {
-        // SAFETY: By the invariant of `TABLE` the table lives as long as this module has users, and
-        // the caller is, or works for, one.
-        unsafe { (TABLE.load(Acquire) as *const Self).as_ref() }
-    }
-
     fn bucket(qp: u64) -> Option<&'static SpinLockIrq<Bucket>> {
         // The numbers of QPs are those behind each other.
         let bucket = (qp >> QpId::FREE_BITS) as usize % BUCKETS;
-        Self::get()?.buckets.get(bucket)
+        TABLE.get()?.buckets.get(bucket)
     }
 }
 

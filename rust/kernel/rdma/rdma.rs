@@ -78,6 +78,7 @@ pub mod param;
 pub mod pd;
 mod posted;
 pub mod prelude;
+mod published;
 pub mod qp;
 mod qp_id;
 pub mod ratelimit;
