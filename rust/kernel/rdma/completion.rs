@@ -8,7 +8,10 @@ use crate::prelude::internal::*;
 use kernel::{
     sync,
     task::MAX_SCHEDULE_TIMEOUT,
-    time::msecs_to_jiffies,
+    time::{
+        msecs_to_jiffies,
+        Jiffies, //
+    },
     types::Opaque, //
 };
 
@@ -79,12 +82,23 @@ pub(crate) fn wait_event<T: Unpin, B: sync::lock::Backend, R>(
     condvar: &sync::CondVar,
     guard: &mut sync::lock::Guard<'_, T, B>,
     timeout_ms: Option<u32>,
+    ready: impl FnMut(&mut T) -> Option<R>,
+    cx: &Sleepable,
+) -> Result<R> {
+    let jiffies = timeout_ms.map_or(MAX_SCHEDULE_TIMEOUT as Jiffies, msecs_to_jiffies);
+    wait_event_jiffies(condvar, guard, jiffies, ready, cx)
+}
+
+/// As [`wait_event`], for at most so many jiffies.
+pub(crate) fn wait_event_jiffies<T: Unpin, B: sync::lock::Backend, R>(
+    condvar: &sync::CondVar,
+    guard: &mut sync::lock::Guard<'_, T, B>,
+    jiffies: Jiffies,
     mut ready: impl FnMut(&mut T) -> Option<R>,
     _cx: &Sleepable,
 ) -> Result<R> {
     use sync::CondVarTimeoutResult as Wake;
 
-    let jiffies = timeout_ms.map_or(MAX_SCHEDULE_TIMEOUT as c_ulong, msecs_to_jiffies);
     let mut wake = Wake::Woken { jiffies };
     loop {
         if let Some(value) = ready(&mut **guard) {

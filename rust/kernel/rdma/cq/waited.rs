@@ -3,6 +3,7 @@
 //! Waits for completions.
 
 use crate::{
+    completion::wait_event_jiffies,
     cq::{
         Completion,
         Cq,
@@ -59,10 +60,10 @@ impl Cq<Waited> {
     ///     Ok(())
     /// }
     /// ```
-    pub fn wait(&self, notify: Notify, timeout_ms: u32, _cx: &Sleepable) -> Result<Wait> {
+    pub fn wait(&self, notify: Notify, timeout_ms: u32, cx: &Sleepable) -> Result<Wait> {
         let waiting = self.inner.waiting.as_ref().ok_or(EINVAL)?;
         let left = time::msecs_to_jiffies(timeout_ms);
-        let Some(mut left) = self.wait_for_poll_lock(waiting, left)? else {
+        let Some(left) = self.wait_for_poll_lock(waiting, left)? else {
             return Ok(Wait::TimedOut);
         };
         // Before arming: an event that another thread has armed for counts too.
@@ -79,31 +80,22 @@ impl Cq<Waited> {
             return Ok(Wait::Ready);
         }
         // Every completion from here on, and those that were not there to be missed, is an event.
-        let mut events = waiting.events.lock();
-        loop {
+        let ready = |events: &mut Events| {
             if events.completions != seen {
-                return Ok(Wait::Ready);
+                Some(Ok(Wait::Ready))
+            } else if self.inner.has_failed() {
+                Some(Err(EOVERFLOW))
+            } else if events.gone {
+                Some(Err(ENODEV))
+            } else {
+                None
             }
-            if self.inner.has_failed() {
-                return Err(EOVERFLOW);
-            }
-            if events.gone {
-                return Err(ENODEV);
-            }
-            if left == 0 {
-                return Ok(Wait::TimedOut);
-            }
-            left = match waiting
-                .changed
-                .wait_interruptible_timeout(&mut events, left)
-            {
-                CondVarTimeoutResult::Woken { jiffies } => jiffies,
-                CondVarTimeoutResult::Timeout => 0,
-                CondVarTimeoutResult::Signal { .. } if events.completions == seen => {
-                    return Err(ERESTARTSYS);
-                }
-                CondVarTimeoutResult::Signal { jiffies } => jiffies,
-            };
+        };
+        let mut events = waiting.events.lock();
+        match wait_event_jiffies(&waiting.changed, &mut events, left, ready, cx) {
+            Ok(ended) => ended,
+            Err(ETIMEDOUT) => Ok(Wait::TimedOut),
+            Err(e) => Err(e),
         }
     }
 
