@@ -187,8 +187,8 @@ struct Item<T: Teardown> {
     work: workqueue::Work<Item<T>>,
 }
 
-/// The offset of a value that is aligned to eight in the memory of its item, which begins with the
-/// count of references.
+/// The offset of a value that is aligned to eight in the memory of an `Arc`, as that of an item is:
+/// behind the count of references.
 pub(crate) const VALUE_AT: usize = 8;
 
 kernel::impl_has_work! {

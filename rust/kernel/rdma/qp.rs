@@ -144,7 +144,7 @@ unsafe extern "C" fn refuse_recv(
 impl AnyQp {
     /// The end of what a post reads, behind the count of references.
     const READ_BY_POSTS: usize =
-        8 + core::mem::offset_of!(Self, target) + wr::PostTarget::READ_BY_POSTS;
+        deferred::VALUE_AT + core::mem::offset_of!(Self, target) + wr::PostTarget::READ_BY_POSTS;
 
     /// See [`post::names_first`].
     pub(crate) fn names_first(&self) -> bool {

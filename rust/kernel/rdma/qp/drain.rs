@@ -575,11 +575,16 @@ impl<'a> DrainWait<'a> {
 
     /// Waits until what the CQs have is processed.
     fn polled(&self) -> Result {
-        for cq in [&self.qp.send.cq, &self.qp.recv.cq] {
+        let wait_for = |cq: &cq::Inner| {
             let is_done = || process(cq).unwrap_or_else(|| cq.is_idle(self.cx));
-            self.until(|| is_done().then_some(()))?;
+            self.until(|| is_done().then_some(()))
+        };
+        let (send, recv) = (&self.qp.send.cq, &self.qp.recv.cq);
+        wait_for(send)?;
+        match send == recv {
+            true => Ok(()),
+            false => wait_for(recv),
         }
-        Ok(())
     }
 
     /// Waits until the handlers that the core's pollers have begun have returned, also where a
