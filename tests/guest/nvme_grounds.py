@@ -167,6 +167,13 @@ class Connected:
         while time.monotonic() < end:
             self.step()
 
+    def until(self, condition, what, seconds=20):
+        """Serves until a condition holds."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, what
+            self.step()
+
     def beside(self, function, seconds=150 if STOCK else 60):
         """Has a function run while the targets are served; returns what it has returned, or raised."""
         result = []

@@ -6,7 +6,8 @@ import time
 
 import nvme
 import nvme_wire as wire
-from nvme_lies import lie
+from case import sh
+from nvme_lies import Defect, lie
 from nvme_target import Target
 from peer import Peer
 
@@ -478,6 +479,55 @@ def in_reset(ground, peer):
         target.lie = end
         _, failed = host.beside(lambda: nvme.write(host.path() / "reset_controller", 1))
         return f"{failed or 'reset'}; {host.state()}"
+
+
+# Firmware is being activated, which is told of if the host wants it. nvme-core has the controller in the state of a
+# reset meanwhile, waits until CSTS no longer says that commands are to wait, and has it live again.
+ACTIVATES = {92: ("I", 0x300)}
+ACTIVATION = 0x0102
+
+
+@against("hang up: the I/O queue, while firmware is activated")
+def in_activation(ground, peer):
+    target = Target(peer)
+    target.identity = ACTIVATES
+    with ground.patient(PATIENCE), ground.connected(target) as host:
+        target.request = None
+        admin = target.queue(0)
+
+        def end(_queue, command):
+            if kind_of(command) != wire.PROPERTY_GET or command.words[1] != wire.CSTS:
+                return False
+            target.lie = None
+            hang_up(ground, target.queue(1))
+            return False
+        host.until(lambda: target.events, "no event is asked for")
+        target.lie = end
+        admin.reply(target.events.pop(), ACTIVATION)
+        host.until(lambda: not target.lie, "it does not ask for CSTS")
+        host.serve(1)
+        return f"{word(host.io(wire.READ))}, {host.state()}"
+
+
+@against("hang up: at a reset of the subsystem", known="nvmf_subsystem_reset() leaves it in resetting")
+def at_subsystem_reset(ground, peer):
+    target = Target(peer)
+    target.cap |= wire.CAP_NSSRS
+    with ground.connected(target) as host:
+        target.request = None
+
+        def end(queue, command):
+            if kind_of(command) != wire.PROPERTY_SET or command.words[1] != wire.NSSR:
+                return False
+            target.lie = None
+            hang_up(ground, queue)
+            return True
+        target.lie = end
+        _, failed = host.beside(lambda: sh("nvme", "subsystem-reset", f"/dev/{host.path().name}"), 150)
+        said, state = "refused" if failed else "reset", host.state()
+        if state != "live":
+            raise Defect(f"{said}; {state}")
+        return f"{said}; {word(host.io(wire.READ))}, {host.state()}"
 
 
 @against("hang up: I/O of a disk with one path fails fast while no attempt to connect is successful")

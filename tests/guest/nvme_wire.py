@@ -9,7 +9,9 @@ FLUSH, WRITE, READ, FABRICS = 0, 1, 2, 0x7f
 IDENTIFY, SET_FEATURES, ASYNC_EVENT, KEEP_ALIVE = 6, 9, 12, 0x18
 PROPERTY_SET, CONNECT, PROPERTY_GET = 0, 1, 4
 # Registers.
-CAP, VS, CC, CSTS = 0, 8, 0x14, 0x1c
+CAP, VS, CC, CSTS, NSSR = 0, 8, 0x14, 0x1c, 0x20
+# The controller may reset its subsystem by the last of them.
+CAP_NSSRS = 1 << 36
 # Types of scatter entries, and the flag of a command that has one.
 INLINE, KEYED, KEYED_INVALIDATE = 0x01, 0x40, 0x4f
 METABUF = 0x40

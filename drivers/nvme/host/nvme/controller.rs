@@ -317,7 +317,7 @@ impl<T: Transport> Controller<T> {
             reg_read32: Some(bindings::nvmf_reg_read32),
             reg_read64: Some(bindings::nvmf_reg_read64),
             reg_write32: Some(bindings::nvmf_reg_write32),
-            subsystem_reset: Some(bindings::nvmf_subsystem_reset),
+            subsystem_reset: Some(Self::subsystem_reset),
             free_ctrl: Some(Self::free_ctrl),
             submit_async_event: Some(Self::submit_async_event),
             delete_ctrl: Some(Self::delete_ctrl),
@@ -545,6 +545,26 @@ impl<T: Transport> Controller<T> {
             drop(KBox::from_raw(raw.cast::<Self>()));
             // This returns through code of the module, for which `Registration` waits.
             bindings::module_put(T::Client::module().as_ptr());
+        }
+    }
+
+    /// Resets the subsystem, by a user (`nvme_ctrl_ops.subsystem_reset`).
+    ///
+    /// # Safety
+    ///
+    /// nvme-core is calling this for a `Controller<T>`, where it may sleep.
+    unsafe extern "C" fn subsystem_reset(raw: *mut bindings::nvme_ctrl) -> c_int {
+        // Where its command fails, as where the connection ends, `nvmf_subsystem_reset` leaves the
+        // controller in the state of a reset that nobody makes, and in which no error recovery
+        // begins. In any other state `nvme_try_sched_reset` does nothing.
+        //
+        // SAFETY: The controller is valid, and its works were initialised.
+        unsafe {
+            let ret = bindings::nvmf_subsystem_reset(raw);
+            if ret != 0 {
+                bindings::nvme_try_sched_reset(raw);
+            }
+            ret
         }
     }
 

@@ -562,7 +562,7 @@ impl<'a, T: Transport> Setup<'a, T> {
         let (rq, queue) = unsafe {
             let rq = (*bd).rq;
             let Some(queue) = Self::slot(hctx).get() else {
-                return closed(rq);
+                return Self::no_queue(hctx, rq);
             };
             let (ctrl, ns) = ((*pdu(rq)).req.ctrl, (*(*hctx).queue).queuedata);
             match bindings::nvme_helper_begin_request(ctrl, ns.cast(), rq, T::is_live(&queue)) {
@@ -580,6 +580,31 @@ impl<'a, T: Transport> Setup<'a, T> {
             Ok(()) => OK,
             // SAFETY: What this returns is what is returned for the request.
             Err(refused) => unsafe { refused.give_back(rq) },
+        }
+    }
+
+    /// Fails a request for which there is no queue, or has it sent later; returns what `queue_rq`
+    /// returns for it.
+    ///
+    /// # Safety
+    ///
+    /// blk-mq is calling `queue_rq` with these, and the request was not started.
+    #[cold]
+    unsafe fn no_queue(
+        hctx: *mut bindings::blk_mq_hw_ctx,
+        rq: *mut bindings::request,
+    ) -> bindings::blk_status_t {
+        // SAFETY: Both are valid, as the caller promises, and `queue_rq` is called in an RCU
+        // read-side section. The controller stays as long as the request.
+        unsafe {
+            let raw = (*pdu(rq)).req.ctrl;
+            let ctrl = Controller::<T>::from_raw(raw);
+            // A controller is made live with all its queues. But nvme-core may have done so since
+            // this one was given up, as `nvme_fw_act_work` does.
+            if ctrl.state() == Some(State::Live) && Self::slot(hctx).get().is_none() {
+                ctrl.link.error_recovery();
+            }
+            bindings::nvme_fail_nonready_command(raw, rq)
         }
     }
 
