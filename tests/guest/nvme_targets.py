@@ -395,6 +395,30 @@ for n, f in (("a namespace of 2^64 - 1 blocks", {0: ("Q", (1 << 64) - 1)}), ("a 
     field(n, namespace=f)
 
 
+# One format, of 512 bytes and eight more behind them, the only place that fabrics have: protection information of type
+# 1.
+PROTECTED = {26: ("I", 0x01_01_01_10), 128: ("H", 8)}
+PRACT = 1 << 29
+
+
+@against("a namespace with protection information")
+def protected(ground, peer):
+    """No device here has an offload of it: the target is to make and check it, and gets none."""
+    target, bare = Target(peer), []
+    target.namespace = PROTECTED
+
+    def look(queue, command):
+        if queue.qid and command.opcode in (wire.READ, wire.WRITE) and not command.words[2] & PRACT:
+            bare.append(command)
+        return False
+    target.lie = look
+    with ground.connected(target) as host:
+        got = [word(host.io(opcode)) for opcode in (wire.READ, wire.WRITE)]
+        if bare or got != ["done", "done"]:
+            raise Defect(f"{', '.join(got)}, {len(bare)} commands without PRACT")
+        return f"{', '.join(got)}, {host.state()}"
+
+
 def ends_after(ground, peer, commands):
     def prepare(target):
         def stop(queue, _command):

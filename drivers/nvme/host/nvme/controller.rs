@@ -313,7 +313,9 @@ impl<T: Transport> Controller<T> {
         let ops = bindings::nvme_ctrl_ops {
             name: T::name().as_char_ptr(),
             module: module.as_ptr(),
-            flags: bindings::NVME_F_FABRICS,
+            // No request has metadata, as there are no segments for them: nvme-core has the target
+            // make and check protection information.
+            flags: bindings::NVME_F_FABRICS | bindings::NVME_F_METADATA_SUPPORTED,
             reg_read32: Some(bindings::nvmf_reg_read32),
             reg_read64: Some(bindings::nvmf_reg_read64),
             reg_write32: Some(bindings::nvmf_reg_write32),
