@@ -430,7 +430,7 @@ impl<T: Transport> Entry<T> {
         // SAFETY: The controller was just initialised.
         let added = Failure::check(unsafe { bindings::nvme_add_ctrl(ctrl.raw()) });
         let created = added.and_then(|()| {
-            if !ctrl.change_state(State::Connecting) {
+            if !ctrl.change_state(State::Connecting, cx) {
                 return Err(EINVAL.into());
             }
             // A user may have begun a reset before that, which does nothing yet. None begins while

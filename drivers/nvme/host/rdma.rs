@@ -1114,7 +1114,7 @@ impl Rdma {
         if Self::is_any_lost(setup) {
             return Err(ENOTCONN.into());
         }
-        if !setup.ctrl().change_state(State::Live) {
+        if !setup.ctrl().change_state(State::Live, cx) {
             // It is being deleted.
             return Err(EINVAL.into());
         }
@@ -1203,7 +1203,7 @@ impl Transport for Rdma {
             setup.auth_stop(cx);
         }
         // Unless it is being deleted.
-        if ctrl.change_state(State::Connecting) {
+        if ctrl.change_state(State::Connecting, cx) {
             Self::reconnect_or_remove(ctrl, None);
         }
     }
@@ -1230,7 +1230,7 @@ impl Transport for Rdma {
         ctrl.stop(cx);
         Self::shutdown_ctrl(ctrl, false, cx);
         // A deletion may have begun.
-        if !ctrl.change_state(State::Connecting) {
+        if !ctrl.change_state(State::Connecting, cx) {
             return;
         }
         if let Err(e) = Self::setup_ctrl(ctrl, false, cx) {

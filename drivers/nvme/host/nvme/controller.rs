@@ -155,17 +155,20 @@ impl<T: Transport> Link<T> {
     }
 
     /// Has [`Transport::error_recovery`] called if the controller is live; does nothing if it is
-    /// being set up, reset or deleted, as who does that finds the error. Any context.
+    /// being set up, reset or deleted: that code finds the error itself. Any context.
     pub(crate) fn error_recovery(&self) {
         self.with(|ctrl| {
-            if ctrl.change_state(State::Resetting) {
-                dev_warn!(ctrl.device(), "starting error recovery\n");
-                // SAFETY: The work was initialised. It is cancelled after the link was closed, and
-                // before the controller is freed.
-                unsafe {
-                    let cpu = bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int;
-                    bindings::queue_work_on(cpu, bindings::nvme_reset_wq, ctrl.err_work.get());
+            // To that state this does not sleep.
+            //
+            // SAFETY: The controller is valid. The work was initialised. It is cancelled after the
+            // link was closed, and before the controller is freed.
+            unsafe {
+                if !bindings::nvme_change_ctrl_state(ctrl.raw(), State::Resetting as u32) {
+                    return;
                 }
+                dev_warn!(ctrl.device(), "starting error recovery\n");
+                let cpu = bindings::wq_misc_consts_WORK_CPU_UNBOUND as c_int;
+                bindings::queue_work_on(cpu, bindings::nvme_reset_wq, ctrl.err_work.get());
             }
         });
     }
@@ -436,9 +439,9 @@ impl<T: Transport> Controller<T> {
         }
     }
 
-    /// Changes the state, if it may change so (`nvme_change_ctrl_state`). Any context.
-    pub(crate) fn change_state(&self, state: State) -> bool {
-        // SAFETY: The controller is valid.
+    /// Changes the state, if it may change so (`nvme_change_ctrl_state`).
+    pub(crate) fn change_state(&self, state: State, _cx: &Sleepable) -> bool {
+        // SAFETY: The controller is valid; the caller may sleep.
         unsafe { bindings::nvme_change_ctrl_state(self.raw(), state as u32) }
     }
 
