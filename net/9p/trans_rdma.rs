@@ -30,6 +30,11 @@ use crate::client::{
     Transport,
     HEADER, //
 };
+use core::net::{
+    IpAddr,
+    Ipv4Addr,
+    Ipv6Addr, //
+};
 use kernel::{
     impl_has_work,
     new_mutex,
@@ -231,7 +236,7 @@ impl Conn {
     fn new(mount: &Arc<Mount>, msize: u32, cx: &Sleepable) -> Result<Arc<Self>> {
         let client = ClientRef::of::<NineP>(cx)?;
         let id = match mount.privport {
-            true => Self::bind_privport(&client, cx)?,
+            true => Self::bind_privport(&client, mount.addr.ip(), cx)?,
             false => cm::Id::create(&client, cx)?,
         };
         id.resolve_addr(mount.addr, mount.timeout, cx)?;
@@ -296,12 +301,17 @@ impl Conn {
         Ok(conn)
     }
 
-    /// Binds to a port that only root may bind to (`p9_rdma_bind_privport`).
-    fn bind_privport(client: &ClientRef, cx: &Sleepable) -> Result<cm::Id> {
+    /// Binds to a port that only root may bind to, for a server of this address
+    /// (`p9_rdma_bind_privport`).
+    fn bind_privport(client: &ClientRef, server: IpAddr, cx: &Sleepable) -> Result<cm::Id> {
+        let any = match server {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
         let ports = bindings::P9_DEF_MIN_RESVPORT as u16..=bindings::P9_DEF_MAX_RESVPORT as u16;
         let bound = ports.rev().find_map(|port| {
             let options = cm::Options {
-                src: Some(SocketAddr::from(([0; 4], port))),
+                src: Some(SocketAddr::new(any, port)),
                 ..Default::default()
             };
             let id = cm::Id::create_with(client, &options, cx);

@@ -120,10 +120,10 @@ def system_call(name, *args):
         raise OSError(error, os.strerror(error))
 
 
-def mount_here(transport, port, *options):
+def mount_here(transport, port, *options, source=ADDR):
     """Mounts by one system call of the caller."""
     options = words(transport, port, *options).encode()
-    system_call("mount", ADDR.encode(), str(MOUNT).encode(), b"9p", 0, options)
+    system_call("mount", source.encode(), str(MOUNT).encode(), b"9p", 0, options)
 
 
 def unmount_here():
