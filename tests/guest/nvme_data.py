@@ -189,6 +189,17 @@ def shared_receives(ground):
         ground.verify(one.disk(), first, iodepth=16, size="512k")
 
 
+@case("a shared receive queue that is larger than a completion queue can be", links=("rxe",))
+def large_shared(ground):
+    """The connection's completion queue has an entry for each of its receives."""
+    null = Null()
+    # Without room for data of commands, which would take much memory.
+    with (nvme.target_with(ground.end, use_srq=1, srq_size=1 << 15),
+          ground.pair(null, target={"param_inline_data_size": 0}, nr_io_queues=1) as (_, host)):
+        assert "comm [nvme" in sh("rdma", "resource", "show", "srq").stdout, "the target has no SRQ"
+        ground.verify(host.disk(), null, iodepth=16, size="256k")
+
+
 @case("one response in 16 is signaled, and memory of reads is kept", links=("rxe", "siw"),
       defects={("target", "c"): "it signals each response"})
 def few_signaled(ground):

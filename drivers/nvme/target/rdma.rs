@@ -216,14 +216,15 @@ impl Ndev {
             return Ok(None);
         }
         if attrs.max_srq_wr == 0 || attrs.max_srq == 0 {
-            pr_info!("SRQ requested but not supported.\n");
+            rdma::pr_info_ratelimited!("SRQ requested but not supported.\n");
             return Ok(None);
         }
         let mut shared = self.shared.lock();
         let is_it = |it: &Srqs| it.inline_data_size == inline_data_size;
         if !shared.srqs.iter().any(is_it) {
             let count = pd.device().num_comp_vectors().min(attrs.max_srq);
-            let size = size.min(attrs.max_srq_wr);
+            // The CQ of each connection has as many entries, and those of its own.
+            let size = size.min(attrs.max_srq_wr).min(attrs.max_cqe / 2);
             let mut srqs = KVec::with_capacity(count as usize, GFP_KERNEL)?;
             for _ in 0..count {
                 let alloc_cmd = |_| Command::alloc(pd, inline_data_size, cx);
@@ -811,6 +812,8 @@ impl Queue {
         let most = u8::try_from(device.attrs().max_qp_init_rd_atom).unwrap_or(u8::MAX);
         let param = cm::ConnParam {
             private_data: &rep,
+            // A host reads no memory of the target.
+            responder_resources: 0,
             initiator_depth: initiator_depth.min(most),
             ..Default::default()
         };
