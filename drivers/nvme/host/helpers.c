@@ -86,11 +86,6 @@ void nvme_helper_end_request(struct request *rq, __le16 status, __le64 result)
 		nvme_complete_rq(rq);
 }
 
-bool nvme_helper_rq_is_passthrough(struct request *rq)
-{
-	return blk_rq_is_passthrough(rq);
-}
-
 /* A request without segments may have a length, as one that writes zeroes. */
 unsigned int nvme_helper_rq_payload_bytes(struct request *rq)
 {

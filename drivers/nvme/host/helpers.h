@@ -38,7 +38,6 @@ int nvme_helper_begin_request(struct nvme_ctrl *ctrl, struct nvme_ns *ns, struct
 			      bool queue_live);
 void nvme_helper_end_request(struct request *rq, __le16 status, __le64 result);
 
-bool nvme_helper_rq_is_passthrough(struct request *rq);
 unsigned int nvme_helper_rq_payload_bytes(struct request *rq);
 void nvme_helper_copy_data(struct request *rq, void *to, unsigned int len);
 int nvme_helper_map_data(struct request *rq, struct sg_table *table, struct scatterlist *first);

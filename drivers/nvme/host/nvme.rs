@@ -112,9 +112,6 @@ pub(crate) trait Transport: Sized + Send + Sync + 'static {
     /// Returns whether commands other than Connect may be sent.
     fn is_live(queue: &Self::Queue) -> bool;
 
-    /// Returns whether the queue has failed or was stopped: it sends nothing from then on.
-    fn is_closed(queue: &Self::Queue) -> bool;
-
     /// Sends a command. In an RCU read-side section, perhaps in a softirq.
     fn queue_rq(queue: ArcBorrow<'_, Self::Queue>, rq: Rq) -> Result<(), Refused>;
 

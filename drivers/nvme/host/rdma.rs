@@ -1129,7 +1129,7 @@ impl Rdma {
     fn is_any_lost(setup: &Setup<'_, Self>) -> bool {
         let io_queues = setup.identity().queue_count.saturating_sub(1);
         let mut queues = 0..=io_queues.min(setup.nr_hw_queues()) as u16;
-        queues.any(|qid| setup.queue(qid).is_none_or(|it| Self::is_closed(&it)))
+        queues.any(|qid| setup.queue(qid).is_none_or(|it| it.lost.load(Relaxed)))
     }
 
     fn reconnect_or_remove(ctrl: &Controller<Self>, failure: Option<Failure>) {
@@ -1246,11 +1246,6 @@ impl Transport for Rdma {
     #[inline]
     fn is_live(queue: &Queue) -> bool {
         queue.live.load(Relaxed)
-    }
-
-    #[inline]
-    fn is_closed(queue: &Queue) -> bool {
-        queue.lost.load(Relaxed)
     }
 
     #[inline]

@@ -87,7 +87,8 @@ impl Rq {
     /// Returns the tag that blk-mq has chosen, which no other request of the queue has.
     #[inline]
     pub(crate) fn tag(&self) -> u16 {
-        // SAFETY: By the type invariant the request is valid. Its tag is one of at most 2^10.
+        // SAFETY: By the type invariant the request is valid. The depth of a tag set is at most
+        // that of a queue, which has 16 bits (`sqsize`), so its tag fits.
         unsafe { (*self.raw()).tag as u16 }
     }
 
@@ -183,9 +184,8 @@ pub(crate) enum Reason {
     Io,
     /// It cannot be sent on this path (`nvme_host_path_error`).
     Path,
-    /// The queue is closed. A command that somebody may wait for fails on this path, in each state
-    /// of the controller: nobody else would end it. I/O waits for the queue to be made again, as
-    /// `nvme_fail_nonready_command` decides.
+    /// The queue is closed (`nvme_fail_nonready_command`): commands of users and of nvme-core fail
+    /// on this path, and other I/O waits for the queue to be made again, or goes to another path.
     Closed,
 }
 
@@ -268,29 +268,9 @@ pub(super) const OK: blk_status_t = bindings::NVME_HELPER_STS_OK as blk_status_t
 const RESOURCE: blk_status_t = bindings::NVME_HELPER_STS_RESOURCE as blk_status_t;
 const IOERR: blk_status_t = bindings::NVME_HELPER_STS_IOERR as blk_status_t;
 
-/// Ends a request whose queue is closed, or has it sent later ([`Reason::Closed`]); returns what
-/// `queue_rq` returns for it.
-///
-/// # Safety
-///
-/// blk-mq is calling `queue_rq` for the request, of a tag set of a [`Controller`], and it was not
-/// sent.
-#[cold]
-pub(super) unsafe fn closed(rq: *mut bindings::request) -> blk_status_t {
-    // SAFETY: The request is valid and was not sent, as the caller promises, and nvme-core has
-    // initialised its data. Its controller stays as long as the request.
-    unsafe {
-        match bindings::nvme_helper_rq_is_passthrough(rq) {
-            true => bindings::nvme_host_path_error(rq),
-            false => bindings::nvme_fail_nonready_command((*pdu(rq)).req.ctrl, rq),
-        }
-    }
-}
-
 impl Refused {
-    /// Gives the request back to blk-mq, if it is `of_call`. Another one, which the transport has
-    /// kept, is aborted; and has `of_call`, or has
-    /// ended it.
+    /// Gives the request back to blk-mq if it is `of_call`. If not, it is one that the transport
+    /// has kept, and is aborted; `of_call` is the transport's then, or has ended.
     ///
     /// # Safety
     ///
@@ -304,12 +284,12 @@ impl Refused {
         let raw = rq.raw();
         // The right to end it is given back.
         forget(rq);
-        // SAFETY: The request is in flight, as it was an `Rq`, and was not sent. Where `closed`
-        // says that it is to be sent later, it is still the call's.
+        // SAFETY: The request is in flight, as it was an `Rq`, and was not sent. Its controller
+        // stays as long as the request. One that is to be sent later is still the call's.
         unsafe {
             let status = match reason {
                 Reason::Path => return bindings::nvme_host_path_error(raw),
-                Reason::Closed => closed(raw),
+                Reason::Closed => bindings::nvme_fail_nonready_command((*pdu(raw)).req.ctrl, raw),
                 Reason::Resource => RESOURCE,
                 Reason::Io => IOERR,
             };

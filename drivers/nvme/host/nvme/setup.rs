@@ -11,7 +11,6 @@ use super::{
         TYPES, //
     },
     request::{
-        closed,
         pdu,
         wait_ended,
         Pdu,
@@ -567,7 +566,6 @@ impl<'a, T: Transport> Setup<'a, T> {
             let (ctrl, ns) = ((*pdu(rq)).req.ctrl, (*(*hctx).queue).queuedata);
             match bindings::nvme_helper_begin_request(ctrl, ns.cast(), rq, T::is_live(&queue)) {
                 BEGUN => (rq, queue),
-                NOT_READY if T::is_closed(&queue) => return closed(rq),
                 NOT_READY => return bindings::nvme_fail_nonready_command(ctrl, rq),
                 status => return status as bindings::blk_status_t,
             }
