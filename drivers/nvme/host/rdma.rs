@@ -236,6 +236,21 @@ impl Waiting {
         self.pd = Some(pd);
         payload.into_rq()
     }
+
+    /// Takes the request of a command back with its data. If it is not proved that their key is
+    /// invalid there is none: it is aborted when the MR is gone.
+    #[inline(always)]
+    fn take_rq(&mut self, data: Data) -> Option<Rq> {
+        match data {
+            Data::None | Data::Copied => self.rq.take(),
+            Data::Inline(memory) => Some(self.unmap(memory)),
+            Data::Keyed(region) => {
+                let (mr, memory) = region.into_mr().ok()?;
+                self.mr = Some(mr);
+                memory.map(|memory| self.unmap(memory))
+            }
+        }
+    }
 }
 
 impl Posted {
@@ -336,24 +351,10 @@ impl Exchange for Io {
     }
 
     /// Ends the request (`nvme_rdma_end_request`), unless its reply has done so. No peer can
-    /// reach its pages. If it is not proved that its key is invalid, it is aborted when the MR
-    /// is gone.
+    /// reach its pages.
     fn ended(mut tag: Tag<Self>) {
         let (posted, waiting) = tag.parts();
-        let rq = match core::mem::replace(&mut posted.data, Data::None) {
-            Data::None | Data::Copied => waiting.rq.take(),
-            Data::Inline(memory) => Some(waiting.unmap(memory)),
-            Data::Keyed(region) => match region.into_mr() {
-                Ok((mr, memory)) => {
-                    waiting.mr = Some(mr);
-                    memory.map(|memory| waiting.unmap(memory))
-                }
-                Err(region) => {
-                    drop(region);
-                    None
-                }
-            },
-        };
+        let rq = waiting.take_rq(core::mem::replace(&mut posted.data, Data::None));
         let (completion, is_event) = (waiting.completion.take(), waiting.is_event);
         let link = is_event.then(|| tag.connection().clone());
         // blk-mq may give the tag to the next request as soon as this one is ended.
@@ -840,15 +841,7 @@ impl Queue {
     /// Takes a request back that was not sent.
     fn unmap_data(mut tag: Tag<Io>) -> Option<Rq> {
         let (posted, waiting) = tag.parts();
-        match core::mem::replace(&mut posted.data, Data::None) {
-            Data::None | Data::Copied => waiting.rq.take(),
-            Data::Inline(memory) => Some(waiting.unmap(memory)),
-            Data::Keyed(region) => {
-                let (mr, memory) = region.into_mr().ok()?;
-                waiting.mr = Some(mr);
-                Some(waiting.unmap(memory?))
-            }
-        }
+        waiting.take_rq(core::mem::replace(&mut posted.data, Data::None))
     }
 
     /// Takes another tag than that of the request, where this is in use or the queue has none of
