@@ -30,7 +30,10 @@ use core::{
         IpAddr,
         SocketAddr, //
     },
-    ops::Range, //
+    ops::{
+        Range,
+        RangeInclusive, //
+    }, //
 };
 use kernel::{
     impl_has_work,
@@ -936,22 +939,24 @@ impl Rdma {
         self.device.load(Relaxed) == device
     }
 
-    /// Makes a queue and connects it (`nvme_rdma_start_queue`).
-    fn start_queue(
+    /// Makes a queue and its connection, and puts it in its place. It is not kept here: it goes if
+    /// it fails, and ends what is waited for.
+    fn alloc_queue(
         setup: &mut Setup<'_, Self>,
         qid: u16,
         queue_size: u16,
         cx: &Sleepable,
-    ) -> Result<(), Failure> {
+    ) -> Result {
         let queue = Queue::alloc(setup, qid, queue_size, cx).inspect_err(|e| {
             dev_info!(setup.ctrl().device(), "queue {qid}: no connection: {e:?}\n");
         })?;
-        if let Err(e) = setup.publish(qid, queue.clone()) {
+        setup.publish(qid, queue.clone()).inspect_err(|_| {
             let _ = queue.stop(cx);
-            return Err(e.into());
-        }
-        // The queue goes if it fails, and ends what is waited for.
-        drop(queue);
+        })
+    }
+
+    /// Sends Connect on a queue (`nvme_rdma_start_queue`).
+    fn start_queue(setup: &mut Setup<'_, Self>, qid: u16, cx: &Sleepable) -> Result<(), Failure> {
         if let Err(e) = setup.connect_queue(qid, cx) {
             let code = e.code();
             dev_info!(
@@ -978,18 +983,20 @@ impl Rdma {
     }
 
     fn configure_admin_queue(setup: &mut Setup<'_, Self>, cx: &Sleepable) -> Result<(), Failure> {
+        Self::alloc_queue(setup, 0, AQ_DEPTH, cx)?;
+        let dev = setup.pd.as_ref().ok_or(EINVAL)?.device().clone();
+        let number = dev.data::<Host>(cx).ok_or(ENODEV)?.number;
+        setup.ctrl().device.store(number, Relaxed);
+        // Of these the tag set uses the node.
+        setup.set_limits(max_fr_pages(&dev), dev.numa_node());
         if let Err(e) = setup.alloc_admin_tag_set(cx) {
             // There is one since the first time.
             if e != EEXIST {
                 return Err(e.into());
             }
         }
-        Self::start_queue(setup, 0, AQ_DEPTH, cx)?;
+        Self::start_queue(setup, 0, cx)?;
         setup.enable_ctrl(cx)?;
-        let dev = setup.pd.as_ref().ok_or(EINVAL)?.device().clone();
-        let number = dev.data::<Host>(cx).ok_or(ENODEV)?.number;
-        setup.ctrl().device.store(number, Relaxed);
-        setup.set_limits(max_fr_pages(&dev), dev.numa_node());
         setup.unquiesce_admin_queue();
         setup.init_ctrl_finish(cx)
     }
@@ -1009,15 +1016,23 @@ impl Rdma {
         }
         // Requests may be queued for those that blk-mq knows. There may be others since.
         let known = count.min(setup.nr_hw_queues()) as u16;
-        let queue_size = setup.identity().sqsize.saturating_add(1);
-        for qid in 1..=known {
-            Self::start_queue(setup, qid, queue_size, cx)?;
-        }
+        Self::start_io_queues(setup, 1..=known, cx)?;
         if !is_new {
             setup.update_nr_hw_queues(cx)?;
         }
-        for qid in known + 1..=setup.nr_hw_queues() as u16 {
-            Self::start_queue(setup, qid, queue_size, cx)?;
+        Self::start_io_queues(setup, known + 1..=setup.nr_hw_queues() as u16, cx)
+    }
+
+    /// Makes I/O queues and connects them (`nvme_rdma_start_io_queues`).
+    fn start_io_queues(
+        setup: &mut Setup<'_, Self>,
+        queues: RangeInclusive<u16>,
+        cx: &Sleepable,
+    ) -> Result<(), Failure> {
+        let queue_size = setup.identity().sqsize.saturating_add(1);
+        for qid in queues {
+            Self::alloc_queue(setup, qid, queue_size, cx)?;
+            Self::start_queue(setup, qid, cx)?;
         }
         Ok(())
     }
