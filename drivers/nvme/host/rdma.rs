@@ -1201,6 +1201,8 @@ impl Transport for Rdma {
     }
 
     fn error_recovery(ctrl: &Controller<Self>, cx: &Sleepable) {
+        // Before the setup is locked: see `cancel_async_event_work`.
+        ctrl.flush_async_event_work(cx);
         {
             let mut setup = ctrl.setup(cx);
             setup.stop_keep_alive(cx);

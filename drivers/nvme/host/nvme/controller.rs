@@ -496,6 +496,13 @@ impl<T: Transport> Controller<T> {
         unsafe { bindings::nvme_helper_reconnected(self.raw()) };
     }
 
+    /// Waits for the work that reports an asynchronous event to users, and asks for the next one if
+    /// the controller is live.
+    pub(crate) fn flush_async_event_work(&self, _cx: &Sleepable) {
+        // SAFETY: The controller is valid; the caller may sleep.
+        unsafe { bindings::flush_work(&raw mut (*self.raw()).async_event_work) };
+    }
+
     /// Ends what nvme-core does beside commands (`nvme_stop_ctrl`), for a reset.
     pub(crate) fn stop(&self, _cx: &Sleepable) {
         // SAFETY: The controller is valid; the caller may sleep.

@@ -360,9 +360,9 @@ impl<'a, T: Transport> Setup<'a, T> {
         unsafe { bindings::nvme_helper_auth_stop(self.raw()) };
     }
 
-    /// Waits until no request for an asynchronous event is being sent. Who starts the controller
-    /// again asks for one. The work is not flushed: that may wait for an attempt to connect, which
-    /// waits for this.
+    /// Waits until no request for an asynchronous event is being sent. `nvme_start_ctrl` asks for
+    /// one again. The work is not flushed: that may wait for an attempt to connect, which waits for
+    /// this.
     pub(crate) fn cancel_async_event_work(&mut self, _cx: &Sleepable) {
         // SAFETY: The controller is valid; the caller may sleep.
         unsafe { bindings::cancel_work_sync(&raw mut (*self.raw()).async_event_work) };
