@@ -252,12 +252,12 @@ unsafe extern "C" fn remove_port(raw: *mut bindings::nvmet_port) {
     nport.close();
 }
 
-/// Returns what a request that was given to nvmet is part of.
+/// Returns the [`Request`] that has this `struct nvmet_req`.
 ///
 /// # Safety
 ///
 /// The request was given to nvmet.
-unsafe fn given(req: *mut bindings::nvmet_req) -> *mut Request {
+unsafe fn request_from_raw(req: *mut bindings::nvmet_req) -> *mut Request {
     // SAFETY: Only `give` gives requests to nvmet, each of which is that field.
     unsafe { kernel::container_of!(req.cast::<Opaque<bindings::nvmet_req>>(), Request, req) }
 }
@@ -271,7 +271,7 @@ unsafe extern "C" fn queue_response(req: *mut bindings::nvmet_req) {
     // SAFETY: The request was given, and nvmet, which gives it back once, does not use it after
     // this.
     Target::queue_response(unsafe {
-        (*given(req)).completed();
+        (*request_from_raw(req)).completed();
         take_back(req, State::Done)
     });
 }
@@ -291,7 +291,7 @@ unsafe extern "C" fn delete_ctrl(ctrl: *mut bindings::nvmet_ctrl) {
 /// # Safety
 ///
 /// The buffer has `len` bytes.
-unsafe fn write(addr: net::IpAddr, to: *mut c_char, len: usize) -> usize {
+unsafe fn write_addr(addr: net::IpAddr, to: *mut c_char, len: usize) -> usize {
     // SAFETY: The buffer has as many bytes, as the caller promises, which are initialised then.
     let mut text = Formatter::new(unsafe {
         ptr::write_bytes(to, 0, len);
@@ -314,7 +314,7 @@ unsafe extern "C" fn disc_traddr(
 ) {
     // SAFETY: The request is being executed, so its response is there until this returns, and
     // nobody else uses it.
-    let response = unsafe { &*(&raw const (*given(req)).owner).cast::<Taken<Response>>() };
+    let response = unsafe { (*request_from_raw(req)).owner.assume_init_ref() };
     let len = bindings::NVMF_TRADDR_SIZE as usize;
     // SAFETY: The port is valid. A user may change the address of one that is being disabled, so it
     // is read byte by byte. The buffer is as long, and nvmet sends all of it.
@@ -322,7 +322,7 @@ unsafe extern "C" fn disc_traddr(
         let configured = (&raw const (*port).disc_addr.traddr).cast::<c_char>();
         let copy = |at| traddr.add(at).write(configured.add(at).read_volatile());
         match Target::disc_traddr(response) {
-            Some(addr) => _ = write(addr, traddr, len),
+            Some(addr) => _ = write_addr(addr, traddr, len),
             None => (0..len).for_each(copy),
         }
     }
@@ -341,7 +341,7 @@ unsafe extern "C" fn host_traddr(
     // SAFETY: This is an operation, which returns before the reference is used again.
     match unsafe { target() }.host_traddr(&Ctrl(ctrl)) {
         // SAFETY: The buffer has `len` bytes, as the caller promises.
-        Ok(addr) => unsafe { write(addr, traddr, len) as isize },
+        Ok(addr) => unsafe { write_addr(addr, traddr, len) as isize },
         Err(e) => e.to_errno() as isize,
     }
 }
@@ -473,7 +473,7 @@ impl PortConfig {
         // SAFETY: The port is valid, as the caller promises. nvmet may write the fields meanwhile,
         // so the reads are volatile.
         Ok(unsafe {
-            let given = |size: *const c_int| {
+            let from_user = |size: *const c_int| {
                 u16::try_from(size.read_volatile().clamp(-1, u16::MAX.into())).ok()
             };
             Self {
@@ -483,8 +483,8 @@ impl PortConfig {
                     0 => SocketAddr::new([a, b, c, d].into(), num),
                     _ => net::SocketAddrV6::new(ip.into(), num, 0, scope).into(),
                 },
-                inline_data_size: given(&raw const (*raw).inline_data_size),
-                max_queue_size: given(&raw const (*raw).max_queue_size),
+                inline_data_size: from_user(&raw const (*raw).inline_data_size),
+                max_queue_size: from_user(&raw const (*raw).max_queue_size),
             }
         })
     }
@@ -595,7 +595,8 @@ impl Sq {
         self.0.destroy();
     }
 
-    /// Returns what does as [`Sq::destroy`], for one who gives this up before.
+    /// Returns a function that does what [`Sq::destroy`] does, to be called after `self` was
+    /// dropped.
     pub(crate) fn destroyer(&self) -> impl FnOnce(&Sleepable) {
         let inner = self.0.clone();
         move |_| inner.destroy()
@@ -928,7 +929,7 @@ impl Request {
         // that are not in pages are in `bytes`, where nobody moves the request any longer. nvmet
         // calls `queue_response` when it was executed.
         unsafe {
-            let request = given(req);
+            let request = request_from_raw(req);
             if !(*request).keyed && (*req).sg_cnt != 0 {
                 // INVARIANT: The list was initialised for the data.
                 (*req).sg = (*request).bytes.get();
@@ -1094,7 +1095,7 @@ unsafe fn take_back(req: *mut bindings::nvmet_req, state: State) -> Taken<Respon
     // SAFETY: The request was given, as the caller promises, so the response is there, and is taken
     // once.
     unsafe {
-        let request = given(req);
+        let request = request_from_raw(req);
         (*request).state = state;
         (*request).owner.assume_init_read()
     }

@@ -79,7 +79,7 @@ use zerocopy::byteorder::little_endian::{
     U64, //
 };
 
-/// The page size of NVMe, and of `sgl_alloc`.
+/// The size of the pages that `sgl_alloc` allocates.
 const PAGE: usize = kernel::page::PAGE_SIZE;
 const DEFAULT_INLINE_DATA_SIZE: u16 = 4096;
 const MAX_INLINE_DATA_SIZE: u16 = 16384;
