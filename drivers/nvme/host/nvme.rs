@@ -4,8 +4,8 @@
 //!
 //! All unsafe code of the driver is in this module and those below it. A [`Transport`] is what
 //! [`Registration`] registers with nvme-fabrics. It makes a [`Controller`] for each connection that
-//! a user asks for, whose queues are set up and torn down by who has its [`Setup`]. blk-mq gives
-//! each request to the queue of its hardware context as an [`Rq`], the right to end it, which
+//! a user asks for, whose queues are set up and torn down by the holder of its [`Setup`]. blk-mq
+//! gives each request to the queue of its hardware context as an [`Rq`], the right to end it, which
 //! nothing else does.
 //!
 //! A controller has a reference to the module until it is freed. So the module is in use while
@@ -202,6 +202,12 @@ impl<'a> Options<'a> {
     pub(crate) fn subsysnqn(&self) -> &'a str {
         // SAFETY: It is one of the options, and does not change.
         unsafe { self.text((*self.0).subsysnqn) }.unwrap_or("")
+    }
+
+    /// Returns the name of the host.
+    pub(crate) fn hostnqn(&self) -> &'a str {
+        // SAFETY: The options have a host, whose name ends with a zero and does not change.
+        unsafe { self.text((&raw const (*(*self.0).host).nqn).cast()) }.unwrap_or("")
     }
 
     /// Returns the type of service, if one was given.

@@ -453,23 +453,13 @@ impl workqueue::WorkItem for Queue {
 impl cm::Handler for Queue {
     fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
         if let cm::Event::Rejected(rejected) = &event {
-            conn_rejected(self.qid, rejected);
+            self.conn_rejected(rejected);
         }
         // After a change of the address the connection still uses the old one.
         if event.is_last() || matches!(event, cm::Event::AddrChange) {
             self.error_recovery();
         }
     }
-}
-
-/// The target has refused the connection.
-fn conn_rejected(qid: u16, rejected: &cm::Rejected<'_>) {
-    let status = match rejected.private_data() {
-        Some([_, _, low, high, ..]) => u16::from_le_bytes([*low, *high]),
-        _ => return pr_err!("QID {qid}: connect rejected: {rejected}\n"),
-    };
-    let said = cm_msg(status);
-    pr_err!("QID {qid}: connect rejected: {rejected}, nvme status {status} ({said})\n");
 }
 
 /// The completions of NVMe (`nvme_rdma_recv_done`).
@@ -495,13 +485,19 @@ impl RecvHandler for Queue {
 
     fn failed(self: ArcBorrow<'_, Self>, error: WcError) {
         if error.status != Status::WR_FLUSH_ERR {
-            rdma::pr_info_ratelimited!("QID {}: RECV failed: {}\n", self.qid, error.status);
+            let (qid, status) = (self.qid, error.status);
+            self.link.with_device(|dev| {
+                rdma::dev_info_ratelimited!(dev, "QID {qid}: RECV failed: {status}\n");
+            });
         }
         self.error_recovery();
     }
 
     fn refused(self: ArcBorrow<'_, Self>, error: Error) {
-        rdma::pr_err_ratelimited!("QID {}: a receive was refused: {error:?}\n", self.qid);
+        let qid = self.qid;
+        self.link.with_device(|dev| {
+            rdma::dev_err_ratelimited!(dev, "QID {qid}: a receive was refused: {error:?}\n");
+        });
         self.error_recovery();
     }
 }
@@ -671,11 +667,30 @@ impl Queue {
             rnr_retry_count: 7,
             ..Default::default()
         };
-        // As in C, which has one error for each end of an attempt.
+        // C has this error for a rejection.
         let reset = |e| if e == ECONNREFUSED { ECONNRESET } else { e };
         self.id.connect(self.clone(), &param, cx).map_err(reset)?;
         connecting.connected();
         Ok(())
+    }
+
+    /// The target has refused the connection (`nvme_rdma_conn_rejected`).
+    fn conn_rejected(&self, rejected: &cm::Rejected<'_>) {
+        let qid = self.qid;
+        let status = match rejected.private_data() {
+            Some([_, _, low, high, ..]) => Some(u16::from_le_bytes([*low, *high])),
+            _ => None,
+        };
+        self.link.with_device(|dev| match status {
+            Some(status) => {
+                let said = cm_msg(status);
+                dev_err!(
+                    dev,
+                    "QID {qid}: connect rejected: {rejected}, nvme status {status} ({said})\n"
+                );
+            }
+            None => dev_err!(dev, "QID {qid}: connect rejected: {rejected}\n"),
+        });
     }
 
     /// The connection has failed, or the target does not keep to the protocol
@@ -698,7 +713,10 @@ impl Queue {
     #[cold]
     fn bad_completion(self: ArcBorrow<'_, Self>, error: Error) {
         if error != ENOTCONN {
-            rdma::pr_err_ratelimited!("QID {}: a bad completion: {error:?}\n", self.qid);
+            let qid = self.qid;
+            self.link.with_device(|dev| {
+                rdma::dev_err_ratelimited!(dev, "QID {qid}: a bad completion: {error:?}\n");
+            });
             self.error_recovery();
         }
     }
@@ -718,11 +736,9 @@ impl Queue {
         // If there is no connection, the drain flushes the requests.
         let _ = self.id.disconnect(cx);
         if let Err(e) = self.tags.reclaim(&self.qp, cx) {
-            pr_err!(
-                "QID {}: QP {} was not drained: {e:?}\n",
-                self.qid,
-                self.qp.num()
-            );
+            let (qid, qp) = (self.qid, self.qp.num());
+            self.link
+                .with_device(|dev| dev_err!(dev, "QID {qid}: QP {qp} was not drained: {e:?}\n"));
             self.qp.release_recvs(cx)?;
             *given_up = true;
         }
@@ -836,7 +852,10 @@ impl Queue {
             return Err(rq.refuse(self.reason(error)));
         }
         // The request ends with the queue.
-        rdma::pr_err_ratelimited!("QID {}: a SEND was refused: {error:?}\n", self.qid);
+        let qid = self.qid;
+        self.link.with_device(|dev| {
+            rdma::dev_err_ratelimited!(dev, "QID {qid}: a SEND was refused: {error:?}\n");
+        });
         self.error_recovery();
         Ok(())
     }
@@ -975,7 +994,7 @@ impl Rdma {
     fn stop_queues(setup: &mut Setup<'_, Self>, queues: Range<u16>, cx: &Sleepable) {
         for qid in queues.clone() {
             if let Some(queue) = setup.queue(qid) {
-                // What has not ended is waited for by who destroys the tag set.
+                // Requests that have not ended are waited for when the tag set is removed.
                 let _ = queue.stop(cx);
             }
         }
@@ -1110,7 +1129,7 @@ impl Rdma {
         if clamped < size {
             dev_warn!(
                 setup.ctrl().device(),
-                "sqsize {size}, clamping down to {clamped}\n"
+                "ctrl sqsize {size}, maxcmd {most}, max queue size {MAX_QUEUE_SIZE}, clamping\n"
             );
         }
         setup.set_sqsize(clamped.saturating_sub(1) as u16);
@@ -1195,8 +1214,12 @@ impl Transport for Rdma {
 
     fn create(ctrl: &Controller<Self>, cx: &Sleepable) -> Result<(), Failure> {
         Self::setup_ctrl(ctrl, true, cx)?;
-        let (nqn, addr) = (ctrl.opts().subsysnqn(), ctrl.addr);
-        dev_info!(ctrl.device(), "new ctrl: NQN \"{nqn}\", addr {addr:?}\n");
+        let (nqn, host) = (ctrl.opts().subsysnqn(), ctrl.opts().hostnqn());
+        let addr = ctrl.addr;
+        dev_info!(
+            ctrl.device(),
+            "new ctrl: NQN \"{nqn}\", addr {addr:?}, hostnqn: {host}\n"
+        );
         Ok(())
     }
 
@@ -1298,7 +1321,9 @@ impl Transport for Rdma {
         // Seldom: `post_send` stays inlined where requests are sent.
         let posted = written.and_then(|()| Ok(admin.post_in_turn(tag, 0)?));
         if let Err(e) = posted {
-            rdma::pr_err_ratelimited!("an asynchronous event was not asked for: {e:?}\n");
+            admin.link.with_device(|dev| {
+                rdma::dev_err_ratelimited!(dev, "an asynchronous event was not asked for: {e:?}\n");
+            });
         }
     }
 }

@@ -87,6 +87,13 @@ macro_rules! pr_err_ratelimited {
     ($($arg:tt)*) => { $crate::print_ratelimited!(pr_err, $($arg)*) };
 }
 
+/// Prints an error of a device that a peer can cause, ten in each five seconds
+/// (`dev_err_ratelimited`).
+#[macro_export]
+macro_rules! dev_err_ratelimited {
+    ($($arg:tt)*) => { $crate::print_ratelimited!(dev_err, $($arg)*) };
+}
+
 /// Prints a warning that a peer can cause, ten in each five seconds (`pr_warn_ratelimited`).
 #[macro_export]
 macro_rules! pr_warn_ratelimited {
@@ -97,4 +104,11 @@ macro_rules! pr_warn_ratelimited {
 #[macro_export]
 macro_rules! pr_info_ratelimited {
     ($($arg:tt)*) => { $crate::print_ratelimited!(pr_info, $($arg)*) };
+}
+
+/// Prints information of a device that a peer can cause, ten in each five seconds
+/// (`dev_info_ratelimited`).
+#[macro_export]
+macro_rules! dev_info_ratelimited {
+    ($($arg:tt)*) => { $crate::print_ratelimited!(dev_info, $($arg)*) };
 }

@@ -130,7 +130,8 @@ impl<Q> Drop for Slot<Q> {
     }
 }
 
-/// A way to a controller for its queues, which it may not outlive.
+/// The way from a queue to its controller, which it does not keep: there is none once the
+/// controller is freed.
 #[pin_data]
 pub(crate) struct Link<T: Transport> {
     /// `None` once the controller is being freed.
@@ -154,6 +155,11 @@ impl<T: Transport> Link<T> {
         ctrl.as_ref().map(|ctrl| f(unsafe { ctrl.0.as_ref() }))
     }
 
+    /// Calls `f` with the character device, for messages, if there is a controller. Any context.
+    pub(crate) fn with_device(&self, f: impl FnOnce(&Device)) {
+        self.with(|ctrl| f(ctrl.device()));
+    }
+
     /// Has [`Transport::error_recovery`] called if the controller is live; does nothing if it is
     /// being set up, reset or deleted: that code finds the error itself. Any context.
     pub(crate) fn error_recovery(&self) {
@@ -174,8 +180,8 @@ impl<T: Transport> Link<T> {
     }
 
     /// Takes a queue that was stopped from its place, and returns whether it was there. It goes
-    /// when nobody uses it, and with it the requests that its device has lost: who waits for one of
-    /// them may have the [`Setup`](super::Setup), which has taken it otherwise.
+    /// when nobody uses it, and with it the requests that its device has lost: a task that waits
+    /// for one of them may hold the [`Setup`](super::Setup), by which it is taken otherwise.
     pub(crate) fn forget(&self, qid: u16, queue: &Arc<T::Queue>, _cx: &Sleepable) -> bool {
         let slot = |ctrl: &Controller<T>| {
             let slot = ctrl.slots.get(usize::from(qid))?;

@@ -413,7 +413,7 @@ impl<'a, T: Transport> Setup<'a, T> {
     }
 
     /// Waits until all requests of the I/O queues have ended. nvme-core's function of this name
-    /// ends them itself; here each is ended by who has its [`Rq`], at the latest when the memory
+    /// ends them itself; here the holder of its [`Rq`] ends each, at the latest when the memory
     /// region that lends its pages is gone.
     pub(crate) fn cancel_tagset(&mut self, _cx: &Sleepable) {
         if self.sets.io {
@@ -636,7 +636,12 @@ impl<'a, T: Transport> Setup<'a, T> {
         // SAFETY: The request is valid. Its command was made when it was started, and the first
         // byte of that says which it is.
         let (tag, opcode) = unsafe { ((*rq).tag, (*pdu(rq)).req.cmd.cast::<u8>().read()) };
-        dev_warn!(ctrl.device(), "I/O tag {tag} opcode {opcode:#x} timeout\n");
+        let qid = ctrl.slots.iter().position(|it| ptr::eq(it, slot));
+        let qid = qid.unwrap_or(0);
+        dev_warn!(
+            ctrl.device(),
+            "I/O tag {tag} opcode {opcode:#x} QID {qid} timeout\n"
+        );
         if ctrl.state() == Some(State::Live) {
             // That ends it.
             ctrl.link.error_recovery();
