@@ -255,9 +255,9 @@ static int all_mapped(struct ib_mr *mr, int ret, int nents, size_t len)
 }
 
 /*
- * Returns the size of the pages that an MR maps. These two drivers tell the device that of the CPU
- * when they allocate the MR, and nothing of what ib_map_mr_sg() is asked for: addresses of smaller
- * pages would be taken for larger pages, with what is behind the memory.
+ * Returns the page size to map with. erdma and vmw_pvrdma give the device PAGE_SIZE when an MR is
+ * allocated, and ignore that of ib_map_mr_sg(): an address of a smaller page would stand for a
+ * whole page of the CPU, with what is behind the memory.
  */
 static unsigned int mr_page_size(const struct ib_mr *mr)
 {

@@ -186,8 +186,8 @@ type QpOf<T> = Qp<<T as RecvHandler>::Send, <T as RecvHandler>::Recv>;
 ///
 /// # Invariants
 ///
-/// Both references exist until the receive has ended. Its [`RecvRef`] uses them, or who ends a
-/// receive that is lost.
+/// Both references exist until the receive has ended. They are used by its [`RecvRef`], or by
+/// `Table::end_lost`.
 struct Recv<T: RecvHandler> {
     /// In a cell for [`cqe::ignore_later`].
     cqe: UnsafeCell<Cqe<Self>>,
