@@ -30,11 +30,6 @@ use crate::client::{
     Transport,
     HEADER, //
 };
-use core::net::{
-    IpAddr,
-    Ipv4Addr,
-    Ipv6Addr, //
-};
 use kernel::{
     impl_has_work,
     new_mutex,
@@ -236,7 +231,7 @@ impl Conn {
     fn new(mount: &Arc<Mount>, msize: u32, cx: &Sleepable) -> Result<Arc<Self>> {
         let client = ClientRef::of::<NineP>(cx)?;
         let id = match mount.privport {
-            true => Self::bind_privport(&client, mount.addr.ip(), cx)?,
+            true => Self::bind_privport(&client, mount.addr, cx)?,
             false => cm::Id::create(&client, cx)?,
         };
         id.resolve_addr(mount.addr, mount.timeout, cx)?;
@@ -303,17 +298,13 @@ impl Conn {
 
     /// Binds to a port that only root may bind to, for a server of this address
     /// (`p9_rdma_bind_privport`).
-    fn bind_privport(client: &ClientRef, server: IpAddr, cx: &Sleepable) -> Result<cm::Id> {
-        let any = match server {
-            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        };
+    fn bind_privport(client: &ClientRef, server: SocketAddr, cx: &Sleepable) -> Result<cm::Id> {
+        let any = server.is_ipv6().then_some([0_u16; 8].into());
+        let any = any.unwrap_or([0_u8; 4].into());
+        let mut options = cm::Options::default();
         let ports = bindings::P9_DEF_MIN_RESVPORT as u16..=bindings::P9_DEF_MAX_RESVPORT as u16;
         let bound = ports.rev().find_map(|port| {
-            let options = cm::Options {
-                src: Some(SocketAddr::new(any, port)),
-                ..Default::default()
-            };
+            options.src = Some(SocketAddr::new(any, port));
             let id = cm::Id::create_with(client, &options, cx);
             (id.as_ref().err() != Some(&EADDRINUSE)).then_some(id)
         });
