@@ -229,6 +229,6 @@ rdma::module_rdma_client! {
         server_port: u16 { default: 7178, description: "port that is connected to", },
         connections: u32 { default: 4, description: "connections to it", },
         operations: u32 { default: 1000, description: "requests of each; 0: without an end", },
-        memory: u32 { default: 256, description: "MiB of values that the target stores", },
+        memory: u32 { default: 256, description: "MiB of memory for values of the target", },
     },
 }

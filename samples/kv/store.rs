@@ -18,13 +18,21 @@ pub(crate) type Value = Arc<KVVec<u8>>;
 pub(crate) struct Store {
     #[pin]
     values: Mutex<Values>,
-    /// The most bytes of all values.
+    /// The most memory of all values, in bytes.
     limit: usize,
 }
 
 struct Values {
     tree: RBTree<u64, Value>,
     bytes: usize,
+}
+
+/// The memory that a value takes besides its bytes: its node in the tree, its count of references,
+/// and its vector. Without it peers might store any number of small values.
+const OVERHEAD: usize = 128;
+
+fn charge(len: usize) -> usize {
+    len.saturating_add(OVERHEAD)
 }
 
 impl Store {
@@ -51,11 +59,11 @@ impl Store {
     fn replace(&self, key: u64, value: KVVec<u8>) -> Result<u16> {
         let value = Arc::new(value, GFP_KERNEL)?;
         let values = &mut *self.values.lock();
-        let before = values.tree.get(&key).map_or(0, |old| old.len());
+        let before = values.tree.get(&key).map_or(0, |old| charge(old.len()));
         let bytes = values
             .bytes
             .saturating_sub(before)
-            .saturating_add(value.len());
+            .saturating_add(charge(value.len()));
         if bytes > self.limit {
             return Ok(FULL);
         }
