@@ -197,7 +197,11 @@ impl deferred::Teardown for Connected {
 
     fn teardown(&self, cx: &Sleepable) -> Result {
         let timeouts = || flush_timeouts(&self.device, self.port, cx);
-        self.device.inner().removal.remove(&*self.conn);
+        // If the device goes, the handler still gets that event.
+        let is_gone = self.conn.is_gone();
+        if !is_gone {
+            self.device.inner().removal.remove(&*self.conn);
+        }
         self.conn.set_id(None);
         self.pending.disarm();
         self.conn.wait_notified();
@@ -208,7 +212,9 @@ impl deferred::Teardown for Connected {
         unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
         // The id has no more messages. Callbacks that have begun are over then.
         timeouts();
-        self.conn.release_handler();
+        if !is_gone {
+            self.conn.release_handler();
+        }
         // Waits for a call of the handler that has begun.
         drop(self.conn.event_lock.lock());
         Ok(())
