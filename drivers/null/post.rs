@@ -381,6 +381,7 @@ impl Machine {
         };
         let skip = if to.is_ud() { GRH_BYTES } else { 0 };
         let bytes = written.unwrap_or(u32::try_from(length(wr.sges)).unwrap_or(u32::MAX));
+        let needed = u64::from(bytes) + u64::from(skip);
         let sges = match retires {
             Retires::SrqRecv(srq) => match self.srqs.get(srq as usize) {
                 Some(srq) => srq.queue.entries(&recv),
@@ -390,7 +391,7 @@ impl Machine {
         };
         let moved = if written.is_some() {
             Ok(())
-        } else if u64::from(bytes) + u64::from(skip) > length(sges) && bytes + skip != 0 {
+        } else if needed > length(sges) && needed != 0 {
             Err((
                 bindings::ib_wc_status_IB_WC_LOC_LEN_ERR,
                 bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR,
@@ -423,7 +424,7 @@ impl Machine {
             } else {
                 bindings::ib_wc_opcode_IB_WC_RECV
             },
-            byte_len: bytes + skip,
+            byte_len: bytes.saturating_add(skip),
             src_qp,
             solicited: wr.flags & bindings::ib_send_flags_IB_SEND_SOLICITED != 0,
             ..Entry::default()
