@@ -88,7 +88,7 @@ impl Target {
         stats: &Arc<Stats>,
         cx: &Sleepable,
     ) -> Result<cm::Listener> {
-        let vectors = dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids()).max(1);
+        let vectors = dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids());
         let load = Load {
             // An answer may be on its way still when the peer sends the next request.
             requests: u32::from(DEPTH).saturating_mul(2),
@@ -219,7 +219,7 @@ impl RecvHandler for Conn {
             Ok((request, value))
         });
         drop(bytes);
-        // Its receive is there before the reply gives a credit for it.
+        // Posts the receive before the reply grants a credit for it.
         drop(message);
         let request = conn.credits.posted(1).and(request);
         if let Err(e) = request.and_then(|(request, value)| conn.serve(&wc, request, value, cx)) {

@@ -298,11 +298,11 @@ impl Device {
         unsafe { bindings::rdma_helper_device_is_accessible(self.as_raw()) }
     }
 
-    /// Returns the number of completion vectors, at least 1.
+    /// Returns the number of completion vectors, at least 1, whatever the driver says.
     pub fn num_comp_vectors(&self) -> u32 {
         // SAFETY: The device is registered by the invariant of `Inner`; the field is constant.
         let vectors = unsafe { (*self.as_raw()).num_comp_vectors };
-        vectors.try_into().unwrap_or(1)
+        u32::try_from(vectors).map_or(1, |vectors| vectors.max(1))
     }
 
     /// Returns the NUMA node that the device is near to, if it is near to one (`ibdev_to_node`).
