@@ -231,8 +231,8 @@ pub unsafe trait ModuleClient: Client {
 /// ```
 pub fn is_live<C: ModuleClient>() -> bool {
     let module = C::module().as_ptr();
-    // SAFETY: The module is there while its code runs. C writes the state meanwhile. What is built
-    // into the kernel has no module.
+    // SAFETY: The module is loaded while its code runs. C writes the state meanwhile, so the read
+    // is volatile.
     let state = || unsafe { (&raw const (*module).state).read_volatile() };
     module.is_null() || state() == bindings::module_state_MODULE_STATE_LIVE
 }
@@ -259,7 +259,9 @@ impl<T: ModuleClient> Registration<T> {
                 set.map_err(|_| EBUSY)?;
             },
             core: {
-                let module = code::Module::new(T::module());
+                // SAFETY: The module owns the registration, whose drop waits for all objects of the
+                // client.
+                let module = unsafe { code::Module::new(T::module()) };
                 Core::new(name, T::singleton(), module, Self::add, Self::remove, Self::event)?
             },
             state <- {
@@ -411,8 +413,8 @@ impl<T: ModuleClient> PinnedDrop for Registration<T> {
 pub struct ClientRef(refs::Ref<Core>);
 
 impl ClientRef {
-    /// Returns a handle of the ULP `C`, for code that is called with nothing of the ULP's, such as
-    /// a KUnit case.
+    /// Returns a handle of the ULP `C`, for code that is passed no object of the ULP, such as a
+    /// KUnit case.
     ///
     /// # Errors
     ///

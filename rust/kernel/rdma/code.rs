@@ -26,8 +26,10 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// `module` is that of a client, which is unloaded after the objects of the client have ended.
-    pub(crate) fn new(module: &ThisModule) -> Self {
+    /// # Safety
+    ///
+    /// `module` is loaded while there are objects of the client.
+    pub(crate) unsafe fn new(module: &ThisModule) -> Self {
         // INVARIANT: As the caller promises.
         Self(module.as_ptr())
     }
