@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_limited() -> Result {
+    fn message_is_counted() -> Result {
         in_softirq(|| {
             check!(Ratelimit::check(&Ratelimit::new()));
             Ok(())

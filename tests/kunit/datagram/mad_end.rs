@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn forgotten_agent_goes_on_serving() -> Result {
+    fn forgotten_agent_stays_registered() -> Result {
         let env = Env::new()?;
         let server = ManuallyDrop::new(serve(&env, CLASS, 4)?);
         check_err!(serve(&env, CLASS, 4), EINVAL);

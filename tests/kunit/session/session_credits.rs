@@ -164,7 +164,7 @@ impl Ends {
         for end in &self.ends {
             check_eq!((end.left, end.inbox.len()), (0, 0));
             // At most one for each two messages that have come.
-            check!(end.grants <= 2 * Self::MESSAGES);
+            check!(end.grants <= Self::MESSAGES);
         }
         Ok(())
     }
