@@ -27,7 +27,7 @@ pub(crate) const POISON: u32 = 0xdead_beef;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QpPtr(pub(crate) NonNull<bindings::ib_qp>);
 
-// SAFETY: It is an address, which only what is unsafe anyway may follow.
+// SAFETY: The pointer is only compared and passed to C; to dereference it is unsafe.
 unsafe impl Send for QpPtr {}
 
 /// The entries of a queue that a completion frees.

@@ -106,7 +106,7 @@ impl RecvQueue {
 #[derive(Clone, Copy)]
 pub(crate) struct SrqPtr(pub(crate) NonNull<bindings::ib_srq>);
 
-// SAFETY: It is an address, which only what is unsafe anyway may follow.
+// SAFETY: The pointer is only compared and passed to C; to dereference it is unsafe.
 unsafe impl Send for SrqPtr {}
 
 /// A shared receive queue.

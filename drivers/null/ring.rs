@@ -139,7 +139,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Takes an object out, to be dropped where that may sleep.
+    /// Takes an object out.
     pub(crate) fn take(&mut self, index: usize) -> Option<KBox<T>> {
         self.slots.get_mut(index)?.take()
     }

@@ -164,7 +164,7 @@ impl<'a> Words<'a> {
             let rest = word.strip_prefix(key);
             if let Some(value) = rest.and_then(|rest| rest.strip_prefix('=')) {
                 if found.replace(value).is_some() {
-                    self.refuse(fmt!("{key} is there twice\n"));
+                    self.refuse(fmt!("{key} is given twice\n"));
                 }
             }
         }
@@ -207,9 +207,7 @@ impl<'a> Words<'a> {
     /// Looks whether all words were taken, and none was wrong.
     fn end(mut self) -> Result {
         if !self.wrong && self.taken != self.len {
-            self.refuse(fmt!(
-                "there are words that are no key=value, or whose key is not known\n"
-            ));
+            self.refuse(fmt!("a word is not key=value, or its key is unknown\n"));
         }
         if self.wrong {
             return Err(EINVAL);

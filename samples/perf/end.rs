@@ -139,7 +139,7 @@ impl End {
         Ok(remote)
     }
 
-    /// Waits until nothing of this end is posted any more, and its QPs are gone.
+    /// Waits until nothing of this end is posted and its QPs are destroyed.
     fn end(&mut self, cx: &Sleepable) -> Result {
         // All at once, so that they flush at the same time.
         for qp in self.qps.iter() {

@@ -66,7 +66,7 @@ impl Log {
         Ok(Op::<(), _>::new(buf, (), cx)?.send(&qp, 0..ADVERTISEMENT)?)
     }
 
-    /// Looks what is there, as after a crash.
+    /// Recovers the log, as after a crash.
     pub(crate) fn recover(&self) -> Result<Recovered> {
         let mut bytes = KVec::from_elem(0, self.region.len(), GFP_KERNEL)?;
         self.region.read(0, &mut bytes)?;

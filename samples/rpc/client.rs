@@ -93,7 +93,7 @@ struct Inbox {
 }
 
 impl Inbox {
-    /// Reads the answer. The server cannot reach the memory any more.
+    /// Reads the answer. The server no longer has access to the memory.
     fn open(&mut self) -> Result<Answer> {
         let message = self.buf.cpu();
         let answer = message.get(..self.len).ok_or(EBADMSG)?;

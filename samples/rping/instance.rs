@@ -99,7 +99,8 @@ pub(crate) struct Instance {
     /// Connections end in any context.
     #[pin]
     report: SpinLockIrq<Report>,
-    /// Locked while a listener is made or destroyed; so its own callbacks must not lock it.
+    /// Locked while a listener is made or destroyed, which waits for its callbacks: `request()` and
+    /// `addr_changed()` must not lock it.
     #[pin]
     listener: Mutex<Option<cm::Listener>>,
     /// The connections, until they are stopped.

@@ -75,7 +75,7 @@ pub struct ConnParam<'a> {
     pub min_rnr_timer: RnrTimer,
     /// The time that the peer has to answer a request, or to confirm that its own was accepted, in
     /// milliseconds. C's connection managers give up after 74 s, or after hours if the peer asks
-    /// for more time. With 0 what has the parameters fails with `EINVAL`.
+    /// for more time. 0 is refused with `EINVAL` by all functions that take these.
     pub timeout_ms: u32,
 }
 

@@ -248,7 +248,8 @@ impl Device {
     }
 
     /// Returns what the ULP `C` keeps for the device (`ib_get_client_data`): between `add` and
-    /// `remove`, and if the handle is one of this ULP's. The removal waits for the reference.
+    /// `remove`, and if the handle is one of this ULP's. The removal does not wait for the
+    /// reference, but for the handles that the data have.
     pub fn data<C: client::ModuleClient>(&self, _cx: &Sleepable) -> Option<Arc<C::Data>> {
         self.inner().get_data::<C>(|data| data.clone())
     }

@@ -147,7 +147,7 @@ macro_rules! ip_params {
 #[macro_export]
 macro_rules! module_address {
     () => {
-        // SAFETY: It is an address only. The module has it as long as there is the module.
+        // SAFETY: Only the address is taken, of a symbol that each module has.
         unsafe { (&raw const $crate::client::crates::kernel::bindings::__this_module).cast_mut() }
     };
 }

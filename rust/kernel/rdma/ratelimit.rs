@@ -34,8 +34,9 @@ impl Ratelimit {
         Self(Atomic::new(0))
     }
 
-    /// Counts a message. Returns whether it is to be printed (`__ratelimit`); how many were not in
-    /// the interval before is printed first. Any context.
+    /// Counts a message. Returns whether it is to be printed (`__ratelimit`); the number suppressed
+    /// in the last interval with messages is printed first, with the prefix of rdma_rs. Any
+    /// context.
     pub fn check(&self) -> bool {
         // SAFETY: The function reads a number that is set since boot.
         let now = unsafe { bindings::ktime_get_seconds() } as u64 / INTERVAL;

@@ -121,6 +121,7 @@ module! {
 crate::build_info!();
 
 struct Module {
+    // Dropped first: its work items use all others.
     _queue: deferred::Queue,
     _objects: objects::Table,
     _debug: Option<Pin<KBox<debug::Table>>>,

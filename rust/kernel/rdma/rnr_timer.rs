@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The time that a peer waits which found no receive.
+//! The RNR timer: how long a sender waits before it repeats a message that found no receive.
 
 use crate::prelude::internal::*;
 use kernel::time::Delta;
 
-/// The time that a peer which found no receive waits before it sends again, as `enum
-/// ib_rnr_timeout`. The side that receives says it, and the side that sends how often it tries
-/// again ([`cm::ConnParam::rnr_retry_count`]).
+/// The time that a sender waits after an RNR NAK (`enum ib_rnr_timeout`). The receiver sets it; the
+/// sender sets the number of retries ([`cm::ConnParam::rnr_retry_count`]).
 ///
 /// C's own default, code 0, is the longest: 655 ms. The default here is 0.64 ms.
 ///

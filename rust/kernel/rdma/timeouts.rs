@@ -70,9 +70,9 @@ impl TimeoutFlush {
 fn flush(device: &Device, port: u32, _cx: &Sleepable) {
     let (gsi, no_request) = (bindings::ib_qp_type_IB_QPT_GSI, ptr::null_mut());
     let agent = loop {
-        // SAFETY: The device is registered by the invariant of `device::Inner`. An agent without a
-        // request receives nothing but replies, and this one sends nothing, so no handler is
-        // called.
+        // SAFETY: The device is registered by the invariant of `device::Inner`. The MAD layer
+        // passes nothing to an agent without a receive handler (`find_mad_agent()` in core/mad.c),
+        // and this one sends nothing, so no handler is called.
         let agent = from_err_ptr(unsafe {
             bindings::ib_register_mad_agent(
                 device.as_raw(),

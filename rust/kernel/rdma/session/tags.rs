@@ -352,7 +352,8 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
             if wc.result().is_ok() {
                 // Handlers may run, so it is not known whether the registration came before.
                 //
-                // SAFETY: As below. Nothing else uses the region: its reply is being handled.
+                // SAFETY: The region is one of the request, with a state for one thread, which
+                // `Reply::post` has posted. Its reply is being handled, so nothing else uses it.
                 unsafe { mr::undo_invalidated(wc) };
             }
             slot.stray(Half::Reply);
