@@ -2,7 +2,7 @@
 """Part of scripts/intree: the series as the files of a kernel tree, patch by patch.
 
     intree.py SOURCE REPO
-    intree.py --lists	only checks that each file is in one of the lists
+    intree.py --lists	only checks that each file is in one of the lists, and the sizes that first.cover has
 
 SOURCE is the kernel's source. REPO becomes a git repository with those of its files that the series
 change, and a branch a series, with a commit for each file of upstream/SERIES: a commit message, "---",
@@ -35,6 +35,7 @@ PLACES = (
     ("drivers/null/", "drivers/infiniband/sw/null/"),
     ("drivers/nvme/host/", "drivers/nvme/host/rdma_rs/"),
     ("drivers/nvme/target/", "drivers/nvme/target/rdma_rs/"),
+    ("net/9p/", "net/9p/rdma_rs/"),
     ("samples/", "drivers/infiniband/ulp/rust/"),
     ("tests/kunit/kunitconfig", "drivers/infiniband/rust/.kunitconfig"),
     ("tests/examples/", "drivers/infiniband/tests/examples/"),
@@ -46,6 +47,23 @@ ROOTS = ("rust/kernel/rdma/rdma.rs", "tests/kunit/rdma_kunit.rs")
 
 # Files that lose what is not there.
 TRIMMED = (*ROOTS, "rust/kernel/rdma/prelude.rs", "tests/kunit/fixture.rs")
+
+# The sizes that upstream/first.cover has: the words around each, and the files whose lines it is about. The second is
+# without comments and empty lines.
+CRATE = "rust/kernel/rdma/"
+SIZES = (
+    (r"([\d,]+) are the crate", (CRATE,)),
+    (r"([\d,]+) of them code", (CRATE,)),
+    (r"([\d,]+) its bindings", ("rust/bindings/", "rust/helpers/", "rust/macros/", "rust/rules.mk", "rust/exports.c")),
+    (r"([\d,]+) the null device", ("drivers/null/",)),
+    (r"([\d,]+) the suites;", ("tests/kunit/",)),
+    (r"([\d,]+) the documentation", ("Documentation/", "upstream/")),
+    (r"([\d,]+) the ULP", ("samples/",)),
+    (r"SRQs \(([\d,]+) lines", (CRATE + "srq.rs",)),
+    (r"address handles \(([\d,]+)", (CRATE + "ah.rs",)),
+)
+# By so much of itself a size may differ from what the cover has.
+STALE = 0.05
 
 # What is added to files of the kernel: the file, the line before which it comes (or the end), the lines.
 HOOKS = (
@@ -199,9 +217,23 @@ def exports():
     return {name: module for module, names in groups for name in re.findall(r"\w+", names)}
 
 
+def sizes(files):
+    """Returns what first.cover says of the sizes of its series and is no longer so."""
+    cover, wrong = " ".join((TOP / "upstream/first.cover").read_text().split()), []
+    for words, prefixes in SIZES:
+        lines = [line.strip() for name in files if name.startswith(prefixes)
+                 for line in (TOP / name).read_text().splitlines()]
+        if "code" in words:
+            lines = [line for line in lines if line and not line.startswith("//")]
+        said = re.search(words, cover)
+        if not said or abs(int(said[1].replace(",", "")) - len(lines)) > STALE * len(lines):
+            wrong.append(f"upstream/first.cover: there are {len(lines):,} lines now: {said[0] if said else words}")
+    return wrong
+
+
 def lists():
     """Returns the patches, and what makes their pages. A patch is a series, a message and files. Each file that
-    has a place in the tree is in one, or stays."""
+    has a place in the tree is in one, or stays. The cover of the first series has its sizes."""
     known = git(TOP, "ls-files").split("\n")
     left = {name for name in known if name.startswith(tuple(prefix for prefix, _ in PLACES))}
     wrong, patches = [], []
@@ -219,6 +251,7 @@ def lists():
             patches.append((path.parent.name, message, files))
             wrong += too_early(path, files, set(known) - left)
     wrong += [f"upstream: {name} is in no list" for name in sorted(left)]
+    wrong += sizes({name for series, _, files in patches if series == "first" for name in files})
     pages = Pages({name for _, _, files in patches for name in files}, place)
     for name in sorted(pages.files):
         if name.endswith((".rst", ".rs", ".c", ".h")):
