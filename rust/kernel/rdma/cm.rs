@@ -38,6 +38,7 @@ pub use id::{
     Id,
     Options, //
 };
+pub(crate) use listener::ListenId;
 pub use listener::{
     Accept,
     Listener,

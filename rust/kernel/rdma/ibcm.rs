@@ -209,7 +209,7 @@ impl deferred::Teardown for Connected {
         // time, which has no reference to the id. What has begun is over after this.
         timeouts();
         // SAFETY: The id is alive by the invariant of `RawId`, and `set_id` has taken it.
-        unsafe { bindings::ib_destroy_cm_id(self.id.as_ptr()) };
+        unsafe { IbCm::destroy(self.id.as_ptr()) };
         // The id has no more messages. Callbacks that have begun are over then.
         timeouts();
         if !is_gone {
@@ -437,6 +437,11 @@ impl Manager for IbCm {
         // SAFETY: The caller promises that the id is alive.
         unsafe { bindings::ib_cm_notify(id, event) == 0 }
     }
+
+    unsafe fn destroy(id: *mut Self::Id) {
+        // SAFETY: The caller promises that the id is alive, and is not used after this.
+        unsafe { bindings::ib_destroy_cm_id(id) };
+    }
 }
 
 const REP_LEN: usize = bindings::ib_cm_data_size_IB_CM_REP_PRIVATE_DATA_SIZE as usize;
@@ -529,28 +534,16 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
 ///
 /// # Invariants
 ///
-/// `id` has [`on_listener_event`] as its callback and this as its context, until it is taken.
+/// `id` has [`on_listener_event`] as its callback and this as its context.
 #[pin_data]
 struct Listening {
     #[pin]
-    id: sync::Mutex<Option<RawId<IbCm>>>,
+    id: cm::ListenId<IbCm>,
     accept: Arc<dyn Accept>,
     device: Device,
     place: removal::Place,
     // Dropped last: the client may be gone after that.
     object: objects::Object,
-}
-
-impl Listening {
-    /// Destroys the C id, unless that was done, and waits for its callback.
-    fn stop(&self) {
-        // Locked meanwhile, so that a second task waits for it too.
-        let mut id = self.id.lock();
-        if let Some(id) = id.take() {
-            // SAFETY: The id is alive by the invariant of `RawId`, and this task has taken it.
-            unsafe { bindings::ib_destroy_cm_id(id.as_ptr()) };
-        }
-    }
 }
 
 impl removal::OnRemoval for Listening {
@@ -559,7 +552,7 @@ impl removal::OnRemoval for Listening {
     }
 
     fn removed(&self, _cx: &Sleepable) {
-        self.stop();
+        self.id.destroy();
         // A handler that waits here holds up all others.
         pin_init::stack_pin_init!(let _in_callback = InCallback::enter());
         self.accept.as_arc_borrow().stopped();
@@ -616,7 +609,7 @@ impl deferred::Teardown for ListenerState {
     fn teardown(&self, _cx: &Sleepable) -> Result {
         let listening = &self.0;
         listening.device.inner().removal.remove(&**listening);
-        listening.stop();
+        listening.id.destroy();
         Ok(())
     }
 }
@@ -644,7 +637,7 @@ impl Listener {
         object.sizes = objects::Sizes::Listener;
         let listening = Arc::pin_init(
             pin_init!(Listening {
-                id <- kernel::new_mutex!(None),
+                id <- cm::ListenId::new(),
                 accept,
                 device: device.clone(),
                 place: removal::Place::new(),
@@ -655,7 +648,7 @@ impl Listener {
         let context = Arc::as_ptr(&listening).cast_mut().cast();
         // SAFETY: The context is that of a listener, and lives until the id is destroyed.
         let id = unsafe { create(device, on_listener_event, context) }?;
-        *listening.id.lock() = Some(id);
+        listening.id.set(id);
         let this = Self {
             state: reserved.fill(ListenerState(listening.clone())),
         };

@@ -55,6 +55,13 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
     ///
     /// The id is alive, and its state is Requested or a later one.
     unsafe fn notify(id: *mut Self::Id) -> bool;
+
+    /// Destroys an id, and waits for its callback.
+    ///
+    /// # Safety
+    ///
+    /// The id is alive, and is not used after this.
+    unsafe fn destroy(id: *mut Self::Id);
 }
 
 /// The state of a connection of either connection manager, rdma_cm or ib_cm.

@@ -537,6 +537,11 @@ impl Manager for RdmaCm {
             is_ca && bindings::rdma_notify(id, event) == 0
         }
     }
+
+    unsafe fn destroy(id: *mut Self::Id) {
+        // SAFETY: The caller promises that the id is alive, and is not used after this.
+        unsafe { bindings::rdma_destroy_id(id) };
+    }
 }
 
 /// The callback of every connection's id.
@@ -857,7 +862,7 @@ impl deferred::Teardown for State {
         // is gone. This waits for callbacks that have begun and have a reference. That of a message
         // that was not answered has none, and has returned; should one begin only now, C's own
         // memory is at stake: see Documentation/safety.rst.
-        unsafe { bindings::rdma_destroy_id(self.as_raw()) };
+        unsafe { RdmaCm::destroy(self.as_raw()) };
         if let Some(pending) = self.pending.as_ref() {
             pending.set_destroyed();
         }

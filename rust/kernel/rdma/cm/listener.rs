@@ -16,6 +16,7 @@ use crate::{
         pending::Pending,
         Conn,
         InCallback,
+        Manager,
         RawId, //
     },
     deferred,
@@ -66,15 +67,51 @@ impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept fo
     }
 }
 
+/// The C id of a listener, until it is destroyed.
+///
+/// # Invariants
+///
+/// The id is alive, and nothing else destroys it.
+#[pin_data]
+pub(crate) struct ListenId<M: Manager> {
+    #[pin]
+    raw: sync::Mutex<Option<RawId<M>>>,
+}
+
+impl<M: Manager> ListenId<M> {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        // INVARIANT: There is no id.
+        pin_init!(Self {
+            raw <- kernel::new_mutex!(None, "rdma::cm::ListenId"),
+        })
+    }
+
+    /// Sets the id, which was just created and is given away.
+    pub(crate) fn set(&self, id: RawId<M>) {
+        // INVARIANT: The owner of the listener destroys the id by this only.
+        *self.raw.lock() = Some(id);
+    }
+
+    /// Destroys the id, once, and waits for its callback.
+    pub(crate) fn destroy(&self) {
+        // Locked meanwhile, so that a second task waits for it too. No callback locks it.
+        let mut raw = self.raw.lock();
+        if let Some(raw) = raw.take() {
+            // SAFETY: The id is alive by the type invariant, and this task has taken it.
+            unsafe { M::destroy(raw.as_ptr()) };
+        }
+    }
+}
+
 /// The context of a listener's C id, which lives as long as that.
 ///
 /// # Invariants
 ///
-/// `raw` is an id whose callback is [`on_listener_event`] with this as its context, until taken.
+/// `id` is one whose callback is [`on_listener_event`] with this as its context.
 #[pin_data]
 struct Listening {
     #[pin]
-    raw: sync::Mutex<Option<RawId<RdmaCm>>>,
+    id: ListenId<RdmaCm>,
     accept: Arc<dyn Accept>,
     client: ClientRef,
     /// The connections that came and are not confirmed.
@@ -97,23 +134,13 @@ impl workqueue::WorkItem for Listening {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        this.destroy();
+        this.id.destroy();
         this.has_stopped.store(true, atomic::Relaxed);
         this.accept.as_arc_borrow().stopped();
     }
 }
 
 impl Listening {
-    /// Destroys the C id, once, and waits for its callback.
-    fn destroy(&self) {
-        // Locked meanwhile, so that a second task waits for it too. No callback locks it.
-        let mut raw = self.raw.lock();
-        if let Some(raw) = raw.take() {
-            // SAFETY: The id is alive by the type invariant, and this task has taken it.
-            unsafe { bindings::rdma_destroy_id(raw.as_ptr()) };
-        }
-    }
-
     /// Returns whether there is room for one more connection, if need be by giving up the one that
     /// waits for longest. There is none if as many are given up or unanswered, or without memory.
     fn make_room(&self) -> bool {
@@ -214,7 +241,7 @@ impl deferred::Teardown for ListenerState {
     }
 
     fn teardown(&self, _cx: &Sleepable) -> Result {
-        self.0.destroy();
+        self.0.id.destroy();
         Ok(())
     }
 }
@@ -292,7 +319,7 @@ impl Listener {
         object.set_peer(objects::Peer::On(addr.ip(), addr.port()));
         let listening = Arc::pin_init(
             pin_init!(Listening {
-                raw <- kernel::new_mutex!(None),
+                id <- ListenId::new(),
                 accept,
                 client: client.clone(),
                 unconfirmed <- kernel::new_mutex!(KVec::new()),
@@ -306,18 +333,18 @@ impl Listener {
         let context = Arc::as_ptr(&listening).cast_mut().cast();
         // SAFETY: The context lives until the id is destroyed.
         let raw = unsafe { options.create(client, on_listener_event, context) }?;
-        *listening.raw.lock() = Some(raw);
+        listening.id.set(raw);
         let this = Self {
             state: reserved.fill(ListenerState(listening)),
         };
         // Once it is bound, the removal of the device destroys the id: not before it is unlocked.
-        let locked = this.state.0.raw.lock();
+        let locked = this.state.0.id.raw.lock();
         let options = Options {
             src: Some(addr),
             ..*options
         };
         // SAFETY: The id was just created. Until it is bound it gets no event, and then it is not
-        // destroyed while `raw` is locked.
+        // destroyed while it is locked.
         unsafe {
             if addr.is_ipv6() {
                 let only = (!options.dual_stack).into();
