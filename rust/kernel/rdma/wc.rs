@@ -21,6 +21,11 @@ macro_rules! named_values {
 
         impl $type {
             $($(#[$value_doc])* pub const $name: Self = Self(bindings::$raw);)*
+
+            /// Returns the C value. Drivers may report values that have no name here.
+            pub fn as_raw(self) -> u32 {
+                self.0
+            }
         }
 
         impl fmt::Display for $type {
@@ -78,13 +83,6 @@ named_values! {
     RESP_TIMEOUT_ERR = ib_wc_status_IB_WC_RESP_TIMEOUT_ERR,
     /// Other error.
     GENERAL_ERR = ib_wc_status_IB_WC_GENERAL_ERR,
-}
-
-impl Status {
-    /// Returns the C value. Drivers may report values that have no name here.
-    pub fn as_raw(self) -> u32 {
-        self.0
-    }
 }
 
 /// The operation that was completed, as `enum ib_wc_opcode`.

@@ -26,13 +26,6 @@ wc::named_values! {
     LAST_WQE_REACHED = ib_event_type_IB_EVENT_QP_LAST_WQE_REACHED,
 }
 
-impl Event {
-    /// Returns the C value. Drivers may report values that have no name here.
-    pub fn as_raw(self) -> u32 {
-        self.0
-    }
-}
-
 /// The handler of the events of a QP (`ib_qp_init_attr.event_handler`), which it must not own.
 ///
 /// # Examples
