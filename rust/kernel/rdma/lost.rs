@@ -115,11 +115,16 @@ impl Table {
         Ok(table)
     }
 
+    /// Returns the lists, of which there is none before the core module is loaded.
+    fn lists() -> &'static [SpinLockIrq<List>] {
+        TABLE.get().map_or(&[], |table| &table.lists)
+    }
+
     fn list_of(at: Listed) -> Option<&'static SpinLockIrq<List>> {
         // The golden ratio, as in `hash_long`.
         let addr = at.cast::<u8>().as_ptr() as u64;
         let hash = addr.wrapping_mul(0x61c8_8646_80b5_83eb) >> 32;
-        TABLE.get()?.lists.get(hash as usize % BUCKETS)
+        Self::lists().get(hash as usize % BUCKETS)
     }
 }
 
@@ -178,8 +183,7 @@ pub(crate) unsafe fn remove(context: &(dyn Transfer + 'static)) {
 /// Returns whether a transfer that was posted to a QP has not ended.
 pub(crate) fn is_out(qp: *mut bindings::ib_qp) -> bool {
     let is_in = |list: &SpinLockIrq<List>| list.lock().find(qp).is_some();
-    let lists = TABLE.get().map_or(&[][..], |table| &table.lists);
-    lists.iter().any(is_in)
+    Table::lists().iter().any(is_in)
 }
 
 /// Completes the transfers that were posted to a QP and have not ended, as flushed: their handlers
@@ -190,8 +194,7 @@ pub(crate) fn is_out(qp: *mut bindings::ib_qp) -> bool {
 /// The QP is valid and `cq` that of its sends. The device has no request of the QP any longer, and
 /// no completion of one is left, so that these are lost.
 pub(crate) unsafe fn end(qp: *mut bindings::ib_qp, cq: *mut bindings::ib_cq, _cx: &Sleepable) {
-    let lists = TABLE.get().map_or(&[][..], |table| &table.lists);
-    for list in lists {
+    for list in Table::lists() {
         let mut last = ptr::null_mut();
         loop {
             let found = list.lock().find(qp);
