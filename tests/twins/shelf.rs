@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A module that passes a device handle from one ULP to another, and serves objects of those that
-//! use it.
+//! A module that passes handles of a client and a device from one ULP to another, and serves
+//! objects of those that use it.
 
+use core::net::Ipv4Addr;
 use kernel::prelude::*;
 use rdma::{
     device::Device,
@@ -20,7 +21,7 @@ module! {
     type: Shelf,
     name: "rdma_twin_shelf",
     authors: ["rdma-rs authors"],
-    description: "Passes a device handle between the RDMA twins",
+    description: "Passes handles between the RDMA twins",
     license: "GPL",
 }
 
@@ -40,13 +41,16 @@ impl kernel::Module for Shelf {
 
 kernel::sync::global_lock! {
     // SAFETY: The module's init initialises it before any other module can call into this one.
-    unsafe(uninit) static SLOT: Mutex<Option<Device>> = None;
+    unsafe(uninit) static SLOT: Mutex<Option<Handles>> = None;
 }
 
-/// Puts a handle on the shelf, and returns what was there.
+/// Handles of a ULP.
+pub type Handles = (ClientRef, Device);
+
+/// Puts handles on the shelf, and returns what was there.
 #[inline(never)]
-pub fn put(dev: Option<Device>) -> Option<Device> {
-    core::mem::replace(&mut *SLOT.lock(), dev)
+pub fn put(handles: Option<Handles>) -> Option<Handles> {
+    core::mem::replace(&mut *SLOT.lock(), handles)
 }
 
 /// An owner whose handler is code of this module.
@@ -84,4 +88,12 @@ pub fn serve(qp: &Qp<Softirq>, cx: &Sleepable) -> Result {
     qp.set_context(Arc::new(Shelf, GFP_KERNEL)?, cx)?;
     let recv = KBox::pin(Recv { cqe: Cqe::new() }, GFP_KERNEL)?;
     Ok(qp.post_recv(recv, |_| Ok(RecvWr::new([])))?)
+}
+
+/// Listens as a ULP that uses this module, with a handler that is code of this one.
+#[inline(never)]
+pub fn listen(client: &ClientRef, cx: &Sleepable) -> Result {
+    let accept = |_: cm::Request<'_>, _: &Sleepable| Ok(());
+    let addr = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+    cm::Listener::new(client, addr, 1, Arc::new(accept, GFP_KERNEL)?, cx)?.destroy(cx)
 }

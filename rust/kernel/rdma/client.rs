@@ -591,13 +591,13 @@ impl ClientRef {
         T: workqueue::WorkItem<ID, Pointer = Arc<T>> + workqueue::HasWork<T, ID>,
         T: Send + Sync + 'static,
     {
-        self.check_type::<T>()?;
+        self.0.module.check_type::<T>()?;
         self.0.workqueue.get().enqueue(item).map_err(|_| EBUSY)
     }
 
-    /// Fails with `EPERM` if it is another module that has made the value.
-    pub(crate) fn check_type<T: 'static>(&self) -> Result {
-        self.0.module.check_type::<T>()
+    /// Returns the module of the ULP.
+    pub(crate) fn module(&self) -> code::Module {
+        self.0.module
     }
 
     /// Never inlined, so that all modules give the work item's lock one name, as lockdep wants it.

@@ -47,6 +47,7 @@ pub use listener::{
 pub(crate) use pending::Pending;
 
 use crate::{
+    code::HasCode,
     prelude::internal::*, //
 };
 use core::{
@@ -352,8 +353,9 @@ unsafe fn private_data(raw: &bindings::rdma_cm_event) -> &[u8] {
     }
 }
 
-/// The handler of the events of a connection.
-pub trait Handler: Send + Sync + 'static {
+/// The handler of the events of a connection. What takes one fails with `EPERM` if the client, or
+/// the device, of the connection is another module's.
+pub trait Handler: HasCode + Send + Sync {
     /// Handles an event. Events of one connection come one after the other, in process context. The
     /// handler is released after the last event, so that it may own the connection. A work item
     /// that is started here gets a reference by `Arc::from(self)`.

@@ -12,6 +12,21 @@ use crate::{
     prelude::internal::*, //
 };
 
+/// What a trait object tells of the module that has made it. All types have this, so that no ULP
+/// can implement it otherwise.
+#[doc(hidden)]
+pub trait HasCode: 'static {
+    /// Returns the address of a function that was compiled into that module, as the others that the
+    /// trait object calls were.
+    fn code(&self) -> usize;
+}
+
+impl<T: 'static> HasCode for T {
+    fn code(&self) -> usize {
+        identity::address_of::<T>()
+    }
+}
+
 /// The module of a ULP.
 ///
 /// # Invariants
@@ -61,5 +76,11 @@ impl Module {
     #[inline]
     pub(crate) fn check_type<T: 'static>(self) -> Result {
         self.check(identity::address_of::<T>())
+    }
+
+    /// Fails as [`Module::check`], for the type of a handler. Takes the [`Arc`], as that has a type
+    /// with code of its own.
+    pub(crate) fn check_handler<T: HasCode + ?Sized>(self, handler: &Arc<T>) -> Result {
+        self.check(T::code(handler))
     }
 }

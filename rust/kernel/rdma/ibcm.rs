@@ -69,6 +69,7 @@ use crate::{
         Manager,
         RawId, //
     },
+    code::HasCode,
     deferred,
     device::{
         self,
@@ -240,6 +241,7 @@ impl Connection {
         handler: Arc<dyn cm::Handler>,
         id: &dyn Fn(*mut c_void) -> Result<RawId<IbCm>>,
     ) -> Result<Self> {
+        device.client().module.check_handler(&handler)?;
         let conn = Conn::new(cm::State::Connecting)?;
         conn.set_handler(&handler)?;
         let pending = cm::Pending::new(conn.clone())?;
@@ -509,7 +511,7 @@ unsafe extern "C" fn on_event(
 
 /// The handler of a listener's events. A work item that a method starts gets a reference by
 /// `Arc::from(self)`.
-pub trait Accept: Send + Sync + 'static {
+pub trait Accept: HasCode + Send + Sync {
     /// A peer wants to connect: [`Request::accept`] it, [`Request::reject`] it, or drop it, which
     /// rejects it as well ([`CONSUMER_DEFINED`](cm::RejectReason::CONSUMER_DEFINED)). Other
     /// callbacks wait for this to return.
@@ -622,7 +624,8 @@ pub struct Listener {
 
 impl Listener {
     /// Listens on a service id. Fails with `EBUSY` if there is a listener on it; `EPROTONOSUPPORT`
-    /// on iWARP; `ENODEV` if the device goes; `ENOMEM`; or the manager's error.
+    /// on iWARP; `ENODEV` if the device goes; `EPERM` if it is another module's; `ENOMEM`; or the
+    /// manager's error.
     pub fn new(
         device: &Device,
         service_id: u64,
@@ -632,6 +635,7 @@ impl Listener {
         if device.is_iwarp() {
             return Err(EPROTONOSUPPORT);
         }
+        device.client().module.check_handler(&accept)?;
         let reserved = deferred::Deferred::reserve()?;
         let mut object = device.object(refs::Kind::Id);
         object.sizes = objects::Sizes::Listener;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A ULP that lends its device handle to others.
+//! A ULP that lends handles of its client and its device to others.
 
 use kernel::prelude::*;
 use rdma::{
@@ -20,14 +20,21 @@ impl Client for Ulp {
     fn init(_client: &ClientRef) -> impl PinInit<Self, Error> {
         Ok(Ulp)
     }
+
+    fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
+        // The module of the shelf is there for as long as this one.
+        shelf::listen(client, cx)
+    }
 }
 
 impl DeviceData<Ulp> for Data {
     fn add(_client: Pin<&Ulp>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
         // The module of the shelf is there for as long as this one.
-        let served = shelf::make_qp(dev, cx).and_then(|qp| shelf::serve(&qp, cx));
-        shelf::put(Some(dev.clone()));
-        served.map(|()| Data { number: 0x123 })
+        shelf::make_qp(dev, cx).and_then(|qp| {
+            shelf::serve(&qp, cx)?;
+            shelf::put(Some((ClientRef::of::<Ulp>(cx)?, dev.clone())));
+            Ok(Data { number: 0x123 })
+        })
     }
 
     fn remove(self: Pin<&Self>, _client: Pin<&Ulp>, dev: &Device, _cx: &Sleepable) {

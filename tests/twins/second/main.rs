@@ -4,9 +4,11 @@
 //! they would call or drop when this module may be gone. Its types have the names of the other's,
 //! and so has its file.
 
+use core::net::Ipv4Addr;
 use kernel::prelude::*;
 use rdma::{
     device::Device,
+    ibcm,
     prelude::*,
     qp::{
         Event,
@@ -46,6 +48,19 @@ struct Log;
 
 impl Events for Log {
     fn event(self: ArcBorrow<'_, Self>, _event: Event, _num: u32, _cx: &rdma::context::Atomic) {}
+}
+
+/// A handler of a connection that is code of this module.
+struct Quiet;
+
+impl cm::Handler for Quiet {
+    fn event(self: ArcBorrow<'_, Self>, _event: cm::Event<'_>, _cx: &Sleepable) {}
+}
+
+impl cm::Connect for Quiet {
+    fn resolved(self: &Arc<Self>, _id: &cm::Id, _cx: &Sleepable) -> Result<cm::ConnParam<'_>> {
+        Err(ECANCELED)
+    }
 }
 
 /// The value of a slot whose handler is code of this module.
@@ -99,6 +114,26 @@ fn intrude(dev: &Device, cx: &Sleepable) -> Result {
     Ok(())
 }
 
+/// Gives connections and listeners of another ULP handlers.
+fn intercept(client: &ClientRef, dev: &Device, cx: &Sleepable) -> Result {
+    let addr = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+    let accept = Arc::new(|_: cm::Request<'_>, _: &Sleepable| Ok(()), GFP_KERNEL)?;
+    let listener = cm::Listener::new(client, addr, 1, accept, cx);
+    refused("a handler of requests", listener)?;
+    let accept = Arc::new(|_: ibcm::Request<'_>, _: &Sleepable| Ok(()), GFP_KERNEL)?;
+    let listener = ibcm::Listener::new(dev, 0x123, accept, cx);
+    refused("a handler of requests to a service id", listener)?;
+    let (id, quiet) = (cm::Id::create(client, cx)?, Arc::new(Quiet, GFP_KERNEL)?);
+    let param = cm::ConnParam::default();
+    let connected = id.connect(quiet.clone(), &param, cx);
+    refused("a handler of an active connection", connected)?;
+    let accepted = id.accept(quiet.clone(), &param, cx);
+    refused("a handler of a passive connection", accepted)?;
+    let options = cm::Options::default();
+    let begun = cm::Id::connect_to(client, addr, 1_000, &options, quiet, cx);
+    refused("a handler that makes a QP", begun)
+}
+
 impl Client for Ulp {
     type Data = Data;
 
@@ -107,12 +142,13 @@ impl Client for Ulp {
     }
 
     fn ready(self: Pin<&Self>, _client: &ClientRef, cx: &Sleepable) -> Result {
-        let dev = shelf::put(None).ok_or(ENODEV)?;
+        let (client, dev) = shelf::put(None).ok_or(ENODEV)?;
         if let Some(data) = dev.data::<Ulp>(cx) {
             pr_err!("data of another ULP: {:#x}\n", data.address);
             return Err(EBADF);
         }
-        intrude(&dev, cx)
+        intrude(&dev, cx)?;
+        intercept(&client, &dev, cx)
     }
 }
 

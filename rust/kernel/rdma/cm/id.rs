@@ -189,6 +189,7 @@ impl Id {
         handler: Arc<dyn cm::Handler>,
         connect: Arc<dyn AnyConnect>,
     ) -> Result {
+        self.state.client.module().check_handler(&handler)?;
         let connect = AsyncConnect {
             id: self.clone(),
             connect,
@@ -233,6 +234,7 @@ impl Id {
         param: &cm::ConnParam<'_>,
         cx: &Sleepable,
     ) -> Result<cm::PrivateData> {
+        self.state.client.module().check_handler(&handler)?;
         let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
         let param = self.qp_param(param)?;
         let conn = &self.state.conn;
@@ -274,6 +276,7 @@ impl Id {
         param: &cm::ConnParam<'_>,
         _cx: &Sleepable,
     ) -> Result {
+        self.state.client.module().check_handler(&handler)?;
         let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
         let param = self.qp_param(param)?;
         let conn = &self.state.conn;

@@ -19,6 +19,7 @@ use crate::{
         Manager,
         RawId, //
     },
+    code::HasCode,
     deferred,
     objects,
     prelude::internal::*,
@@ -39,7 +40,7 @@ use kernel::{
 
 /// The handler of a listener's events. A work item that a method starts gets a reference by
 /// `Arc::from(self)`.
-pub trait Accept: Send + Sync + 'static {
+pub trait Accept: HasCode + Send + Sync {
     /// A peer wants to connect: take the id with [`Request::into_id`], or drop the request.
     fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable);
 
@@ -260,7 +261,7 @@ impl Listener {
     /// least one: one more gives up that which has waited for longest, with [`cm::Event::Failed`].
     /// Requests are refused while as many again are being given up, or the ULP has not answered
     /// those that wait. Fails with `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it,
-    /// `ENOMEM`, or the connection manager's error.
+    /// `EPERM` if `client` is another module's, `ENOMEM`, or the connection manager's error.
     ///
     /// # Examples
     ///
@@ -313,6 +314,7 @@ impl Listener {
         if options.src.is_some() {
             return Err(EINVAL);
         }
+        client.module().check_handler(&accept)?;
         let reserved = deferred::Deferred::reserve()?;
         let mut object = client.object(refs::Kind::Id);
         object.sizes = objects::Sizes::Listener;
