@@ -23,6 +23,7 @@ mod raw;
 mod region;
 mod removal;
 mod shared;
+mod signal;
 mod slow_event;
 
 pub(crate) use access::{
@@ -132,6 +133,7 @@ pub(crate) use shared::{
     SrqLink,
     SLOT, //
 };
+pub(crate) use signal::signal_current;
 pub(crate) use slow_event::SlowEvent;
 
 pub(crate) use own_link::{

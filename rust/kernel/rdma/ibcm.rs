@@ -205,7 +205,7 @@ impl deferred::Teardown for Connected {
         }
         self.conn.set_id(None);
         self.pending.disarm();
-        self.conn.wait_notified();
+        self.conn.wait_notified(cx);
         // `ib_destroy_cm_id()` does not wait for the callback of a message that was not answered in
         // time, which has no reference to the id. What has begun is over after this.
         timeouts();

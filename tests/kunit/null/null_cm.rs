@@ -9,6 +9,7 @@ use crate::fixture::{
     recv,
     refuses,
     send,
+    signal_current,
     wait,
     Counted,
     Counter,
@@ -334,18 +335,6 @@ impl cm::Accept for Moves {
         let this = Arc::from(self);
         let spawned = (self.client).spawn(GFP_KERNEL, move |cx| this.listen_again(cx));
         self.spawned.put(spawned);
-    }
-}
-
-/// Sends the current task a signal, which stays pending. It is a test's own.
-fn signal_current() {
-    let signal = bindings::SIGUSR1 as c_int;
-    // SAFETY: 2 is `SIG_KTHREAD`, no function; this is `allow_signal`, of the current thread, which
-    // ends with the test. There is a current task.
-    unsafe {
-        let handler = core::mem::transmute::<usize, bindings::__sighandler_t>(2);
-        bindings::kernel_sigaction(signal, handler);
-        bindings::send_sig(signal, bindings::get_current(), 0);
     }
 }
 

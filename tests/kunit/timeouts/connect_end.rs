@@ -8,6 +8,7 @@ use crate::fixture::{
     connect_to_service,
     listen,
     listen_to_service,
+    signal_current,
     wait,
     CmEvents,
     Counter,
@@ -66,6 +67,41 @@ fn destroyed_after(
     Ok(ms)
 }
 
+/// Accepts a request, says that the connection is there, which the manager cannot find yet, and
+/// returns how long the destruction of the id takes after `then`.
+fn destroyed_when_said(then: impl Fn()) -> Result<i64> {
+    let (env, said, called) = (Env::new()?, Place::new()?, Counter::new()?);
+    let (addr, pd, tell, calls) = (env.addr(), env.pd.clone(), said.clone(), called.clone());
+    let accepts = move |request: cm::Request<'_>, cx: &Sleepable| {
+        if calls.up() > 1 {
+            // The manager's only worker on this kernel finds nothing meanwhile.
+            fsleep(Delta::from_secs(2));
+            return Ok(());
+        }
+        let id = request.into_id(cx)?;
+        let cq = Cq::<Softirq>::alloc_any(pd.device(), 64, cx)?;
+        let qp = Qp::create(&id, &pd, &cq, &cq, &Caps::new(4, 4), cx)?;
+        id.accept(Events::new()?, &cm::ConnParam::default(), cx)?;
+        tell.put((qp, id));
+        Ok(())
+    };
+    let (listener, forger) = (listen(&env, addr, accepts)?, Forger::new(&env)?);
+    forger.ask(addr, 20, 15, &env.cx)?;
+    let (qp, id) = said.wait()?;
+    forger.ask(addr, 20, 15, &env.cx)?;
+    wait(|| called.get() == 2)?;
+    id.notify_established();
+    noted();
+    then();
+    let (ms, destroyed) = timed(|| {
+        qp.destroy(&env.cx)?;
+        id.destroy(&env.cx)
+    });
+    listener.destroy(&env.cx)?;
+    destroyed?;
+    Ok(ms)
+}
+
 /// Accepts a request of the other manager, does this to the connection before the peer has
 /// confirmed it, and returns what that does, and the connection's events.
 fn accepted_by_service<T: Send + Unpin + 'static>(
@@ -118,35 +154,13 @@ mod tests {
 
     #[test]
     fn destroyed_when_it_was_just_said_to_be_there() -> Result {
-        let (env, said, called) = (Env::new()?, Place::new()?, Counter::new()?);
-        let (addr, pd, tell, calls) = (env.addr(), env.pd.clone(), said.clone(), called.clone());
-        let accepts = move |request: cm::Request<'_>, cx: &Sleepable| {
-            if calls.up() > 1 {
-                // The manager's only worker on this kernel finds nothing meanwhile.
-                fsleep(Delta::from_secs(2));
-                return Ok(());
-            }
-            let id = request.into_id(cx)?;
-            let cq = Cq::<Softirq>::alloc_any(pd.device(), 64, cx)?;
-            let qp = Qp::create(&id, &pd, &cq, &cq, &Caps::new(4, 4), cx)?;
-            id.accept(Events::new()?, &cm::ConnParam::default(), cx)?;
-            tell.put((qp, id));
-            Ok(())
-        };
-        let (listener, forger) = (listen(&env, addr, accepts)?, Forger::new(&env)?);
-        forger.ask(addr, 20, 15, &env.cx)?;
-        let (qp, id) = said.wait()?;
-        forger.ask(addr, 20, 15, &env.cx)?;
-        wait(|| called.get() == 2)?;
-        id.notify_established();
-        noted();
-        let (ms, destroyed) = timed(|| {
-            qp.destroy(&env.cx)?;
-            id.destroy(&env.cx)
-        });
-        listener.destroy(&env.cx)?;
-        destroyed?;
-        check!(ms < BOUND_MS);
+        check!(destroyed_when_said(|| {})? < BOUND_MS);
+        Ok(())
+    }
+
+    #[test]
+    fn destroyed_after_a_signal_when_it_was_just_said_to_be_there() -> Result {
+        check!(destroyed_when_said(signal_current)? < BOUND_MS);
         Ok(())
     }
 

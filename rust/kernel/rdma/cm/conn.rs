@@ -12,7 +12,10 @@ use crate::{
         Handler,
         PrivateData, //
     },
-    completion::wait_event,
+    completion::{
+        wait_event,
+        Completion, //
+    },
     deferred,
     objects,
     prelude::internal::*,
@@ -223,9 +226,12 @@ pub(crate) struct Conn<M: Manager> {
     /// connection is asked for, accepted, or on iWARP disconnected.
     #[pin]
     pub(super) qp: sync::Mutex<()>,
-    /// The wait of a call has ended, or the state is no longer Notified.
+    /// The wait of a call has ended.
     #[pin]
     changed: sync::CondVar,
+    /// Completed, except in the state Notified.
+    #[pin]
+    found: Completion,
     /// Held while an event is handled, and so while the handler is called.
     #[pin]
     pub(crate) event_lock: sync::Mutex<()>,
@@ -269,6 +275,7 @@ impl<M: Manager> workqueue::WorkItem<NOTIFY> for Conn<M> {
                 // SAFETY: `with_id` passes the id, alive meanwhile, whose state is Connecting.
                 if unsafe { M::notify(id.as_ptr()) } {
                     inner.state = State::Notified;
+                    this.found.try_wait();
                 }
             }
         });
@@ -337,12 +344,13 @@ impl<M: Manager> Conn<M> {
             wait: Wait::None,
             handler: None,
         };
-        Arc::pin_init(
+        let conn = Arc::pin_init(
             pin_init!(Self {
                 id <- new_mutex!(None),
                 inner <- new_mutex!(inner),
                 qp <- new_mutex!(()),
                 changed <- kernel::new_condvar!(),
+                found <- Completion::new(),
                 event_lock <- new_mutex!(()),
                 callback_task: Atomic::new(0),
                 addrs: sync::SetOnce::new(),
@@ -352,7 +360,9 @@ impl<M: Manager> Conn<M> {
                 place: removal::Place::new(),
             }),
             GFP_KERNEL,
-        )
+        )?;
+        conn.found.complete();
+        Ok(conn)
     }
 
     pub(crate) fn set_id(&self, id: Option<RawId<M>>) {
@@ -507,6 +517,9 @@ impl<M: Manager> Conn<M> {
                 }
             }
         };
+        if was == State::Notified && inner.state != was {
+            self.found.complete();
+        }
         inner.wait = match (replace(&mut inner.wait, Wait::None), reply) {
             (Wait::Event(..), Err(e)) => Wait::Done(Err(e)),
             (Wait::Event(success, mut to), Ok(sent)) if success == raw => {
@@ -669,15 +682,9 @@ impl<M: Manager> Conn<M> {
     }
 
     /// Waits until the manager's worker has found that the connection is established, if it is to.
-    pub(crate) fn wait_notified(&self) {
-        let mut inner = self.inner.lock();
-        let mut left = kernel::time::msecs_to_jiffies(NOTIFIED_MS);
-        while inner.state == State::Notified {
-            match self.changed.wait_interruptible_timeout(&mut inner, left) {
-                sync::CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
-                _ => return,
-            }
-        }
+    /// For the end of the id, which a signal does not stop either.
+    pub(crate) fn wait_notified(&self, cx: &Sleepable) {
+        self.found.wait_timeout(NOTIFIED_MS, cx);
     }
 
     pub(crate) fn disconnect_later(self: &Arc<Self>) {

@@ -859,7 +859,7 @@ impl deferred::Teardown for State {
         if let Some(pending) = self.pending.as_ref() {
             pending.disarm();
         }
-        self.conn.wait_notified();
+        self.conn.wait_notified(cx);
         self.end_callback(cx);
         // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has kept `State`,
         // is gone. This waits for callbacks that have begun and have a reference. That of a message
