@@ -73,7 +73,8 @@ pub enum Injection {
         /// Number of completions; `u32::MAX` is all of them.
         count: u32,
     },
-    /// The next `count` completions come twice.
+    /// The next `count` completions come twice: by [`NullDevice::duplicate`](crate::NullDevice) or
+    /// debugfs only.
     Duplicate {
         /// Number of times.
         count: u32,
@@ -205,8 +206,8 @@ pub enum Injection {
         count: u32,
     },
     /// Posting reads the first entry of requests with `num_sge` 0, unless their `sg_list` is null,
-    /// as irdma and cxgb4 do: a request is refused with `EFAULT` if that entry is not zero. Such a
-    /// list has memory for an entry, as those drivers need. Of the device only.
+    /// as irdma and cxgb4 do: a request is refused with `EFAULT` if that entry is not zero. Of the
+    /// device only, by [`NullDevice::peek`](crate::NullDevice) or debugfs only.
     Peek {
         /// `false` ends this.
         on: bool,
@@ -217,6 +218,16 @@ pub enum Injection {
         /// `false` ends this.
         on: bool,
     },
+}
+
+impl Injection {
+    /// Fails with `EPERM` for a fault that consumers may answer with undefined behaviour.
+    pub(crate) fn check(&self) -> Result {
+        match self {
+            Self::Duplicate { .. } | Self::Peek { .. } => Err(EPERM),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The state of [`Injection::Stall`].

@@ -143,8 +143,10 @@ impl NullDevice {
     ///
     /// # Errors
     ///
-    /// `ENODEV` for an event after the removal.
+    /// `EPERM` for [`Injection::Duplicate`] and [`Injection::Peek`]; `ENODEV` for an event after
+    /// the removal.
     pub fn inject(&self, injection: Injection) -> Result {
+        injection.check()?;
         self.shared.inject(None, injection)
     }
 
@@ -152,9 +154,36 @@ impl NullDevice {
     ///
     /// # Errors
     ///
-    /// `ENOENT` if there is no such QP; `EINVAL` for a fault of devices only.
+    /// `ENOENT` if there is no such QP; `EINVAL` for a fault of devices only; `EPERM` for
+    /// [`Injection::Duplicate`].
     pub fn inject_qp(&self, num: u32, injection: Injection) -> Result {
+        injection.check()?;
         self.shared.inject(Some(num), injection)
+    }
+
+    /// Has the next `count` completions of the QP with this number come twice
+    /// ([`Injection::Duplicate`]).
+    ///
+    /// # Safety
+    ///
+    /// The consumer of a completion that comes twice does not take the owner of its request twice.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is no such QP.
+    pub unsafe fn duplicate(&self, num: u32, count: u32) -> Result {
+        self.shared
+            .inject(Some(num), Injection::Duplicate { count })
+    }
+
+    /// Has the device look at the first entry of requests without entries ([`Injection::Peek`]), or
+    /// no longer.
+    ///
+    /// # Safety
+    ///
+    /// The `sg_list` of such a request, of any consumer of the device, is null or has an entry.
+    pub unsafe fn peek(&self, on: bool) -> Result {
+        self.shared.inject(None, Injection::Peek { on })
     }
 
     /// Returns the number of completions of a QP that are held back.

@@ -932,7 +932,7 @@ unsafe fn post_one(
 ) -> Result {
     if machine.plan.peek {
         // SAFETY: The caller promises that the request is valid. If it has no entries, its list has
-        // memory for one all the same, or is null: `Injection::Peek` asks for that.
+        // one all the same, or is null: `NullDevice::peek` asks for that.
         unsafe { peek((*wr).sg_list, (*wr).num_sge) }?;
     }
     // SAFETY: The caller promises that this is a valid request, with as many entries as it says, in
@@ -976,7 +976,7 @@ unsafe fn post_recvs(
         };
         let peeked = match machine.plan.peek {
             // SAFETY: This is a valid receive of the caller's list. If it has no entries, its own
-            // list has memory for one all the same, or is null: `Injection::Peek` asks for that.
+            // list has one all the same, or is null: `NullDevice::peek` asks for that.
             true => unsafe { peek((*wr).sg_list, (*wr).num_sge) },
             false => Ok(()),
         };

@@ -95,6 +95,8 @@ pub(crate) use message::{
     Polled,
     Polls, //
 };
+#[cfg(debug_assertions)]
+pub(crate) use null::duplicate;
 pub(crate) use null::{
     null_device,
     order,

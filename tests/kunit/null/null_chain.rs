@@ -324,7 +324,8 @@ mod tests {
             // It may complete yet, for all that is known, and here it does: as the second
             // completion of another request of the same owner.
             check_eq!(times.get(), 0);
-            null.inject(Injection::Duplicate { count: 1 })?;
+            // SAFETY: It takes the reference of the chain, which was leaked.
+            unsafe { null.dev.duplicate(null.a.num(), 1) }?;
             null.a
                 .post_send(counted.clone(), |_| Ok(SendWr::send([])))?;
             null.a.drain(&null.env.cx)?;

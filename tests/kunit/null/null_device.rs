@@ -250,6 +250,15 @@ mod tests {
     }
 
     #[test]
+    fn injections_that_no_consumer_can_take_are_refused() -> Result {
+        let null = Null::<Direct>::new()?;
+        check_err!(null.inject(Injection::Duplicate { count: 1 }), EPERM);
+        check_err!(null.dev.inject(Injection::Duplicate { count: 1 }), EPERM);
+        check_err!(null.dev.inject(Injection::Peek { on: true }), EPERM);
+        Ok(())
+    }
+
+    #[test]
     fn events_need_a_device() -> Result {
         let dev = null_device()?;
         // IB_EVENT_PORT_ERR.

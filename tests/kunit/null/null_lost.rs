@@ -4,6 +4,7 @@
 
 #[cfg(debug_assertions)]
 use crate::fixture::{
+    duplicate,
     Counted,
     Counter, //
 };
@@ -47,8 +48,8 @@ fn filled(times: u32) -> Result<(NullEnv, Qp<Direct>, Cq<Direct>, Arc<Inbox>)> {
     for _ in 0..8 {
         send(&qp, null.env.message(&inbox, &[0])?)?;
     }
-    let count = times - 1;
-    null.dev.inject_qp(num, Injection::Duplicate { count })?;
+    // SAFETY: The CQ is full with the first completion, and loses the others.
+    unsafe { null.dev.duplicate(num, times - 1) }?;
     send(&qp, null.env.message(&inbox, &[0])?)?;
     check_err!(send(&qp, null.env.message(&inbox, &[0])?), ENOMEM);
     Ok((null, qp, cq, inbox))
@@ -67,7 +68,7 @@ mod tests {
     fn duplicate_of_a_send_is_ignored() -> Result {
         let (null, sent) = (Null::<Softirq>::new()?, Inbox::new()?);
         null.disconnect()?;
-        null.inject(Injection::Duplicate { count: 3 })?;
+        duplicate(&null.dev, null.a.num(), 3)?;
         expect(3, TWICE);
         for _ in 0..4 {
             null.send(&sent, b"x")?;
@@ -82,8 +83,7 @@ mod tests {
     #[cfg(debug_assertions)]
     fn duplicate_of_a_receive_is_ignored() -> Result {
         let (null, sent, received) = (Null::<Workqueue>::new()?, Inbox::new()?, Inbox::new()?);
-        let num = null.b.num();
-        null.dev.inject_qp(num, Injection::Duplicate { count: 1 })?;
+        duplicate(&null.dev, null.b.num(), 1)?;
         expect(1, TWICE);
         null.recv(&received, 1)?;
         null.send(&sent, b"x")?;
@@ -101,7 +101,7 @@ mod tests {
         let (null, times) = (Null::<Direct>::new()?, Counter::new()?);
         null.disconnect()?;
         let counted = Counted::new(&times)?;
-        null.inject(Injection::Duplicate { count: 2 })?;
+        duplicate(&null.dev, null.a.num(), 2)?;
         expect(2, TWICE);
         for _ in 0..4 {
             null.a
@@ -118,7 +118,7 @@ mod tests {
     fn owner_of_a_duplicate_can_be_posted_again() -> Result {
         let (null, sent) = (Null::<Direct>::new()?, Inbox::new()?);
         null.disconnect()?;
-        null.inject(Injection::Duplicate { count: 1 })?;
+        duplicate(&null.dev, null.a.num(), 1)?;
         expect(1, TWICE);
         null.send(&sent, b"x")?;
         let mut message = null.one(&sent)?.message;

@@ -14,6 +14,7 @@ use crate::{
     },
     fixture::{
         both,
+        duplicate,
         wait,
         CountDrop,
         Counter,
@@ -436,7 +437,7 @@ fn twice_ends_once<C: Polled>() -> Result {
     null.disconnect()?;
     let counts = Counts::new()?;
     expect(1, TWICE);
-    null.inject(Injection::Duplicate { count: 1 })?;
+    duplicate(&null.dev, null.a.num(), 1)?;
     for _ in 0..2 {
         let owner = counts.single::<context::Atomic>(&null.env.pd, &null.env.cx)?;
         send(&null.a, owner)?;
