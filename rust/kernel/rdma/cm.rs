@@ -21,7 +21,6 @@ mod id;
 mod listener;
 mod pending;
 
-pub use crate::rnr_timer::RnrTimer;
 pub(crate) use callback::{
     init,
     InCallback, //
@@ -48,7 +47,8 @@ pub(crate) use pending::Pending;
 
 use crate::{
     code::HasCode,
-    prelude::internal::*, //
+    prelude::internal::*,
+    rnr_timer::RnrTimer, //
 };
 use core::{
     net::{

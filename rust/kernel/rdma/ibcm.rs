@@ -83,6 +83,7 @@ use crate::{
     },
     refs,
     removal,
+    rnr_timer::RnrTimer,
     timeouts::flush_timeouts, //
 };
 use core::{
@@ -395,7 +396,7 @@ fn number(qp: &qp::Inner) -> u32 {
 }
 
 /// Takes a QP to RTS, with the attributes of the connection (`ib_cm_init_qp_attr`, `ib_modify_qp`).
-fn establish(qp: &qp::Inner, id: RawId<IbCm>, min_rnr_timer: cm::RnrTimer) -> Result {
+fn establish(qp: &qp::Inner, id: RawId<IbCm>, min_rnr_timer: RnrTimer) -> Result {
     let mut modifier = qp.modifier();
     for state in [
         bindings::ib_qp_state_IB_QPS_INIT,

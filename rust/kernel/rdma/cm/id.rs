@@ -24,6 +24,7 @@ use crate::{
         self,
         Owner as _, //
     },
+    rnr_timer::RnrTimer,
     timeouts::flush_timeouts, //
 };
 use core::{
@@ -394,7 +395,7 @@ impl Id {
             *mut bindings::rdma_conn_param,
         ) -> c_int,
         mut param: bindings::rdma_conn_param,
-        timer: cm::RnrTimer,
+        timer: RnrTimer,
     ) -> Result {
         let (_qp, timer) = (self.state.conn.qp.lock(), timer.as_raw());
         // SAFETY: The id is alive by the invariant of `RawId`, and of a reliable service, as all
