@@ -699,7 +699,7 @@ impl Core {
         let cx = unsafe { Sleepable::assume() };
         let failed = |e: &Error| {
             // SAFETY: The device is valid in this callback.
-            let device = unsafe { objects::Name::of(raw) };
+            let device = unsafe { device::Name::of(raw) };
             pr_err!("{}: device {device} is not used: {e:?}\n", self.name);
         };
         let inner = NonNull::new(raw).ok_or(EINVAL)?;

@@ -38,7 +38,10 @@ use crate::{
         Ordering, //
     },
     deferred,
-    device::Device,
+    device::{
+        self,
+        Device, //
+    },
     objects,
     prelude::internal::*,
     sync::{
@@ -865,7 +868,7 @@ unsafe extern "C" fn event(event: *mut bindings::ib_event, context: *mut c_void)
         return;
     }
     // SAFETY: A device that has a CQ is valid.
-    let device = unsafe { objects::Name::of(event.device) };
+    let device = unsafe { device::Name::of(event.device) };
     pr_err!("{device}: a CQ was overrun or failed: completions are lost\n");
     if let Some(waiting) = &inner.waiting {
         // A thread that has looked at `failed` before it was set sleeps when the lock is free, and
