@@ -271,16 +271,11 @@ impl Device {
             max_qp_rd_atom: raw.max_qp_rd_atom,
             max_qp_init_rd_atom: raw.max_qp_init_rd_atom,
             max_mr: raw.max_mr,
-            max_mr_size: raw.max_mr_size,
             max_fast_reg_page_list_len: raw.max_fast_reg_page_list_len,
-            page_size_cap: raw.page_size_cap,
             max_srq: raw.max_srq,
             max_srq_wr: raw.max_srq_wr,
             max_srq_sge: raw.max_srq_sge,
             max_pkeys: raw.max_pkeys,
-            vendor_id: raw.vendor_id,
-            vendor_part_id: raw.vendor_part_id,
-            hw_ver: raw.hw_ver,
             mem_mgt_extensions: raw.device_cap_flags & MEM_MGT_EXTENSIONS as u64 != 0,
             sg_gaps_reg: raw.kernel_cap_flags & u64::from(SG_GAPS_REG) != 0,
         }
@@ -453,12 +448,8 @@ pub struct DeviceAttr {
     pub max_qp_init_rd_atom: u32,
     /// The largest number of MRs.
     pub max_mr: u32,
-    /// The size of the largest MR, in bytes.
-    pub max_mr_size: u64,
     /// The number of pages that a fast-registration MR can map.
     pub max_fast_reg_page_list_len: u32,
-    /// The sizes of the pages that MRs can have, a bit for each power of two.
-    pub page_size_cap: u64,
     /// The largest number of SRQs, zero if there are none.
     pub max_srq: u32,
     /// The largest number of requests on an SRQ.
@@ -467,12 +458,6 @@ pub struct DeviceAttr {
     pub max_srq_sge: u32,
     /// The number of P_Keys.
     pub max_pkeys: u16,
-    /// The vendor's number.
-    pub vendor_id: u32,
-    /// The vendor's number of the device's model.
-    pub vendor_part_id: u32,
-    /// The version of the hardware.
-    pub hw_ver: u32,
     /// The device has fast registration, local invalidation and SEND with invalidate
     /// (`IB_DEVICE_MEM_MGT_EXTENSIONS`).
     pub mem_mgt_extensions: bool,
@@ -601,18 +586,12 @@ pub enum PortState {
 pub struct PortAttr {
     /// The state of the link.
     pub state: PortState,
-    /// The maximum MTU of the port, in bytes.
-    pub max_mtu: u32,
     /// The MTU of the link, in bytes.
     pub active_mtu: u32,
     /// The number of entries of the GID table.
     pub gid_table_len: u32,
-    /// The number of entries of the P_Key table.
-    pub pkey_table_len: u16,
     /// The port's LID, on InfiniBand.
     pub lid: u32,
-    /// The LID of the subnet manager.
-    pub sm_lid: u32,
 }
 
 /// Returns an `enum ib_mtu` in bytes, or zero if it is not known (`ib_mtu_enum_to_int`).
@@ -681,12 +660,9 @@ impl<'a> Port<'a> {
                 bindings::ib_port_state_IB_PORT_ACTIVE => PortState::Active,
                 other => PortState::Other(other),
             },
-            max_mtu: mtu_bytes(attr.max_mtu),
             active_mtu: mtu_bytes(attr.active_mtu),
             gid_table_len: attr.gid_tbl_len.try_into().unwrap_or(0),
-            pkey_table_len: attr.pkey_tbl_len,
             lid: attr.lid,
-            sm_lid: attr.sm_lid,
         })
     }
 

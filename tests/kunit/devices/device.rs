@@ -47,8 +47,7 @@ mod tests {
         let env = Env::new()?;
         let attr = env.dev.port(1).ok_or(ENODEV)?.query(&env.cx)?;
         check_eq!(attr.state, PortState::Active);
-        check_eq!((attr.max_mtu, attr.active_mtu), (4096, 1024));
-        check_eq!((attr.pkey_table_len, attr.lid, attr.sm_lid), (1, 0, 0));
+        check_eq!((attr.active_mtu, attr.lid), (1024, 0));
         check!(attr.gid_table_len >= 4);
         Ok(())
     }
@@ -170,13 +169,9 @@ mod tests {
         let attrs = Env::new()?.dev.attrs();
         check!(attrs.max_send_sge >= 16 && attrs.max_recv_sge >= 16 && attrs.max_sge_rd >= 16);
         check!(attrs.max_qp_rd_atom >= 16 && attrs.max_qp_init_rd_atom >= 16);
-        check!(attrs.max_mr >= 1024 && attrs.max_mr_size == u64::MAX);
+        check!(attrs.max_mr >= 1024);
         check!(attrs.max_srq >= 64 && attrs.max_srq_wr >= 64 && attrs.max_srq_sge >= 16);
-        check!(attrs.page_size_cap & 4096 != 0 && attrs.max_sgl_rd == 0 && attrs.max_pkeys == 64);
-        check_eq!(
-            (attrs.vendor_id, attrs.vendor_part_id, attrs.hw_ver),
-            (0xff_ffff, 0, 0)
-        );
+        check!(attrs.max_sgl_rd == 0 && attrs.max_pkeys == 64);
         check!(attrs.mem_mgt_extensions && !attrs.sg_gaps_reg);
         Ok(())
     }
