@@ -17,7 +17,9 @@ use kernel::{
     time, //
 };
 
-/// The address of the table.
+/// The address of the table. It is no `Published`, nor are addresses hashed by a function that
+/// other tables use: with either, a completion that is polled into an array takes one instruction
+/// more, also where there is no table.
 ///
 /// # Invariants
 ///
