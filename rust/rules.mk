@@ -107,6 +107,9 @@ rdma-user-flags := -Cmetadata=$(rdma-build) -L $(rdma-crate) -L $(rdma-bindings)
 # $(call rdma-user,OBJECT): the object is a crate that uses `rdma`.
 rdma-user = $(eval $(obj)/$(1): $(rdma-crate)/rdma.o)$(eval RUSTFLAGS_$(1) := $(rdma-user-flags))
 
+# $(call rdma-ulp,OPTION,MODULE,OBJECT): the module is one crate that uses `rdma`.
+rdma-ulp = $(eval obj-$($(1)) += $(2).o)$(eval $(2)-y := $(3))$(call rdma-user,$(3))
+
 # What a crate that uses `rdma_null`, the device for tests, is compiled with.
 rdma-null-flags := -L $(obj)/drivers/null --extern rdma_null
 

@@ -98,21 +98,23 @@ def moved(text):
 
 
 def rules(text, files):
-    """Returns make's rules without the paragraphs of what is not there, or is out of tree."""
+    """Returns make's rules without the paragraphs, and the ULPs, that are not there, or are out of tree."""
     text = re.sub(r"ifneq \(\$\(KBUILD_EXTMOD\),\)\n.*?\nendif\n\n", "", text, flags=re.DOTALL)
     there = {folder.as_posix() for name in files for folder in Path(name).parents}
-    kept = []
-    for paragraph in text.rstrip("\n").split("\n\n"):
-        code = re.sub(r"(?m)^#.*", "", paragraph)
-        if there.issuperset(re.findall(r"\b((?:drivers|net|samples|tests)/[\w/]+)/\w", code)):
-            kept.append(paragraph)
-    return moved("\n\n".join(kept) + "\n")
+
+    def is_there(code):
+        return there.issuperset(re.findall(r"\b((?:drivers|net|samples|tests)/[\w/]+)/\w", code))
+
+    # Each ULP is a line.
+    text = "".join(line for line in text.splitlines(True) if not line.startswith("$(call rdma-ulp,") or is_there(line))
+    kept = [paragraph for paragraph in text.strip("\n").split("\n\n") if is_there(re.sub(r"(?m)^#.*", "", paragraph))]
+    return moved(re.sub(r"\n{3,}", "\n\n", "\n\n".join(kept)) + "\n")
 
 
 def options(text, made):
     """Returns the options whose modules the rules make."""
     head, *entries = re.split(r"(?m)^(?=config )", text)
-    kept = [e for e in entries if f"CONFIG_{e.split()[1]})" in made]
+    kept = [e for e in entries if re.search(rf"\bCONFIG_{e.split()[1]}\b", made)]
     head = "# SPDX-License-Identifier: GPL-2.0\n\n"
     return head + "".join(kept).rstrip("\n") + "\n"
 
