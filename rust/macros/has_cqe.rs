@@ -62,30 +62,45 @@ fn error(span: Span, message: &str) -> TokenStream {
     at(span, &format!("::core::compile_error!({message:?});"))
 }
 
-/// Splits at the commas that are not inside of angle brackets.
-fn split(tokens: &[TokenTree]) -> Vec<Vec<TokenTree>> {
-    let mut parts = vec![Vec::new()];
-    let mut depth = 0;
-    let mut arrow = false;
-    for token in tokens {
+/// The depth of angle brackets. The `>` of an arrow closes none.
+#[derive(Default)]
+struct Angles {
+    depth: usize,
+    arrow: bool,
+}
+
+impl Angles {
+    /// Returns the depth behind the next token.
+    fn after(&mut self, token: &TokenTree) -> usize {
+        let arrow = core::mem::take(&mut self.arrow);
         if let TokenTree::Punct(punct) = token {
             match punct.as_char() {
-                '<' => depth += 1,
-                '>' if !arrow => depth -= 1,
-                ',' if depth == 0 => {
-                    parts.push(Vec::new());
-                    continue;
-                }
+                '<' => self.depth += 1,
+                '>' if !arrow => self.depth = self.depth.saturating_sub(1),
+                '-' => self.arrow = punct.spacing() == Spacing::Joint,
                 _ => {}
             }
-            arrow = punct.as_char() == '-' && punct.spacing() == Spacing::Joint;
-        } else {
-            arrow = false;
         }
-        if let Some(last) = parts.last_mut() {
-            last.push(token.clone());
-        }
+        self.depth
     }
+}
+
+/// Returns the position of the first such token that is not inside of angle brackets.
+fn find(tokens: &[TokenTree], c: char) -> Option<usize> {
+    let mut angles = Angles::default();
+    tokens
+        .iter()
+        .position(|token| angles.after(token) == 0 && is_punct(Some(token), c))
+}
+
+/// Splits at the commas that are not inside of angle brackets.
+fn split(tokens: &[TokenTree]) -> Vec<Vec<TokenTree>> {
+    let (mut parts, mut rest) = (Vec::new(), tokens);
+    while let Some(comma) = find(rest, ',') {
+        parts.push(rest[..comma].to_vec());
+        rest = &rest[comma + 1..];
+    }
+    parts.push(rest.to_vec());
     parts.retain(|part| !part.is_empty());
     parts
 }
@@ -104,15 +119,10 @@ fn parse_generics(tokens: &[TokenTree]) -> [String; 3] {
     let (mut all, mut used) = (String::new(), String::new());
     let mut rest = tokens;
     if is_punct(tokens.first(), '<') {
-        let mut depth = 0;
-        let end = tokens.iter().position(|token| {
-            depth += i32::from(is_punct(Some(token), '<'));
-            depth -= i32::from(is_punct(Some(token), '>'));
-            depth == 0
-        });
-        let end = end.unwrap_or(tokens.len() - 1);
+        // The first `>` outside of angle brackets is the one that closes the list.
+        let end = find(tokens, '>').unwrap_or(tokens.len() - 1);
         for param in split(&tokens[1..end]) {
-            let default = param.iter().position(|token| is_punct(Some(token), '='));
+            let default = find(&param, '=');
             let declared = &param[..default.unwrap_or(param.len())];
             all += &format!("{}, ", text(declared));
             let bounds = declared.iter().position(|token| is_punct(Some(token), ':'));

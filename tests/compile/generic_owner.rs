@@ -51,6 +51,35 @@ where
     fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
 }
 
+/// Bounds with an arrow, and with the `=` of an associated type.
+#[derive(HasCqe)]
+struct Mapped<
+    F: Fn(u8) -> u8 + Send + Unpin + 'static,
+    I: Iterator<Item = u8> + Send + Unpin + 'static = core::iter::Empty<u8>,
+    const N: usize = { 1 + 1 },
+> {
+    cqe: Cqe<Self>,
+    bytes: I,
+    map: F,
+    sums: [u8; N],
+}
+
+impl<F, I, const N: usize> CqeHandler for Mapped<F, I, N>
+where
+    F: Fn(u8) -> u8 + Send + Unpin + 'static,
+    I: Iterator<Item = u8> + Send + Unpin + 'static,
+{
+    type Pointer = Pin<KBox<Self>>;
+    type Needs = context::Atomic;
+
+    fn done(mut this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {
+        let this = &mut *this;
+        for (sum, byte) in this.sums.iter_mut().zip(&mut this.bytes) {
+            *sum = (this.map)(byte);
+        }
+    }
+}
+
 fn make() -> Result<Pin<KBox<Request<fn(&[u8]) -> bool, 8>>>> {
     let request = Request {
         sent: Cqe::new(),
