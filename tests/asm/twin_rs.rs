@@ -71,7 +71,7 @@ fn complete(message: Pin<KBox<Message>>, wc: &Wc) {
     match wc.result() {
         // SAFETY: Compared, never run.
         Ok(wc) => unsafe { message_completed(into_raw(message), wc.byte_len() as u32) },
-        // SAFETY: As above.
+        // SAFETY: Compared, never run.
         Err(e) => unsafe { message_failed(into_raw(message), e.status.as_raw() as c_int) },
     }
 }
@@ -122,7 +122,7 @@ extern "C" fn rust_post_recv(conn: &Conn, message: Pin<KBox<Message>>) {
     {
         let errno = e.error().to_errno();
         let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
-        // SAFETY: As above.
+        // SAFETY: Compared, never run.
         unsafe { message_failed(owner, errno) }
     }
 }
@@ -136,7 +136,7 @@ extern "C" fn rust_post_send(conn: &Conn, message: Pin<KBox<Message>>) {
     {
         let errno = e.error().to_errno();
         let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
-        // SAFETY: As above.
+        // SAFETY: Compared, never run.
         unsafe { message_failed(owner, errno) }
     }
 }
@@ -151,7 +151,7 @@ extern "C" fn rust_post_write(conn: &Conn, message: Pin<KBox<Message>>, addr: u6
     if let Err(e) = posted {
         let errno = e.error().to_errno();
         let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
-        // SAFETY: As above.
+        // SAFETY: Compared, never run.
         unsafe { message_failed(owner, errno) }
     }
 }
@@ -164,7 +164,7 @@ extern "C" fn rust_post_times(conn: &Conn, message: Pin<KBox<Message>>, times: u
         let posted =
             batch.post(|m, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([m.buf.whole()])));
         if let Err(e) = posted {
-            // SAFETY: As above.
+            // SAFETY: Compared, never run.
             return unsafe { message_failed(core::ptr::null_mut(), e.to_errno()) };
         }
     }
@@ -172,7 +172,7 @@ extern "C" fn rust_post_times(conn: &Conn, message: Pin<KBox<Message>>, times: u
         batch.finish(|m, chain: &mut Chain<'_, 1>| chain.push(SendWr::send([m.buf.whole()])));
     if let Err(e) = posted {
         let owner = batch.into_error(e).owner;
-        // SAFETY: As above.
+        // SAFETY: Compared, never run.
         unsafe { message_failed(owner.map_or(core::ptr::null_mut(), into_raw), e.to_errno()) }
     }
 }
@@ -187,7 +187,7 @@ extern "C" fn rust_post_pair(conn: &Conn, pair: Pin<KBox<Pair>>) {
     if let Err(e) = posted {
         let errno = e.error().to_errno();
         let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
-        // SAFETY: As above.
+        // SAFETY: Compared, never run.
         unsafe { pair_failed(owner, errno) }
     }
 }
@@ -202,7 +202,7 @@ extern "C" fn rust_post_io(conn: &Conn, io: Pin<KBox<Io>>) {
     if let Err(e) = posted {
         let errno = e.error().to_errno();
         let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
-        // SAFETY: As above.
+        // SAFETY: Compared, never run.
         unsafe { io_failed(owner, errno) }
     }
 }
@@ -218,7 +218,7 @@ extern "C" fn rust_post_key(conn: &Conn, io: Pin<KBox<Io>>) {
     if let Err(e) = posted {
         let errno = e.error().to_errno();
         let owner = e.owner.map_or(core::ptr::null_mut(), into_raw);
-        // SAFETY: As above.
+        // SAFETY: Compared, never run.
         unsafe { io_failed(owner, errno) }
     }
 }

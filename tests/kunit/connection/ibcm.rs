@@ -32,7 +32,8 @@ use kernel::{
             },
             Atomic, //
         },
-        Mutex, //
+        Mutex,
+        SetOnce, //
     },
     time::{
         delay::fsleep,
@@ -102,10 +103,8 @@ type ModifyQp = unsafe extern "C" fn(
     *mut bindings::ib_udata,
 ) -> c_int;
 
-kernel::sync::global_lock! {
-    // SAFETY: The only user initialises it.
-    unsafe(uninit) static DRIVERS: SpinLock<Option<ModifyQp>> = None;
-}
+/// The driver's function.
+static DRIVER: SetOnce<ModifyQp> = SetOnce::new();
 static WATCHED: Atomic<u32> = Atomic::new(0);
 static RUNNING: Atomic<i32> = Atomic::new(0);
 static SEEN: Atomic<i32> = Atomic::new(0);
@@ -117,7 +116,7 @@ struct Watch;
 
 /// # Safety
 ///
-/// As the driver's own.
+/// As the driver's own function.
 unsafe extern "C" fn watched(
     qp: *mut bindings::ib_qp,
     attr: *mut bindings::ib_qp_attr,
@@ -133,9 +132,8 @@ unsafe extern "C" fn watched(
         }
         fsleep(Delta::from_millis(2));
     }
-    let drivers = *DRIVERS.lock();
-    let ret = match drivers {
-        // SAFETY: By the caller's promise.
+    let ret = match DRIVER.copy() {
+        // SAFETY: This is called as the driver's function, whose contract the caller keeps.
         Some(modify) => unsafe { modify(qp, attr, mask, udata) },
         None => EIO.to_errno(),
     };
@@ -147,13 +145,17 @@ unsafe extern "C" fn watched(
 
 impl Watch {
     fn new() -> Result<Self> {
-        // SAFETY: There is one user.
-        unsafe { DRIVERS.init() };
         SEEN.store(0, Relaxed);
         OVERLAPS.store(0, Relaxed);
         with_device(c"rdma0", |device| {
-            // SAFETY: The device is held. A pointer is written, and either function does.
-            unsafe { *DRIVERS.lock() = (*device).ops.modify_qp.replace(watched) };
+            // SAFETY: `with_device` holds the device. One pointer is written, and a caller that
+            // reads it meanwhile may call either function.
+            unsafe {
+                if let Some(driver) = (*device).ops.modify_qp {
+                    DRIVER.populate(driver);
+                }
+                (*device).ops.modify_qp = Some(watched);
+            }
         })?;
         Ok(Self)
     }
@@ -174,8 +176,9 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let unwatched = with_device(c"rdma0", |device| {
-            // SAFETY: As in `new`.
-            unsafe { (*device).ops.modify_qp = *DRIVERS.lock() };
+            // SAFETY: `with_device` holds the device. One pointer is written, and a caller that
+            // reads it meanwhile may call either function.
+            unsafe { (*device).ops.modify_qp = DRIVER.copy() };
         });
         if unwatched.is_err() {
             pr_err!("FAILED: the device has gone\n");

@@ -31,6 +31,10 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::{
+        atomic::{
+            ordering::Relaxed,
+            Atomic, //
+        },
         SetOnce,
         SpinLockIrq, //
     }, //
@@ -152,16 +156,12 @@ type PostSend = unsafe extern "C" fn(
     *mut *const bindings::ib_send_wr,
 ) -> c_int;
 
-/// The driver's function, and the memory that was registered last while its calls are watched.
-struct Posts {
-    driver: Option<PostSend>,
-    registered: Option<Remote>,
-}
+/// The driver's function.
+static DRIVER: SetOnce<PostSend> = SetOnce::new();
 
-kernel::sync::global_lock! {
-    // SAFETY: The only user initialises it.
-    unsafe(uninit) static POSTS: SpinLock<Posts> = Posts { driver: None, registered: None };
-}
+/// The address and the key that were registered last while posts are watched. No key is zero.
+static ADDR: Atomic<u64> = Atomic::new(0);
+static RKEY: Atomic<u32> = Atomic::new(0);
 
 /// Watches registrations: what a READ names to its peer as its sink, a peer of another connection
 /// may know.
@@ -169,34 +169,26 @@ struct Watch;
 
 /// # Safety
 ///
-/// As the driver's own.
+/// As the driver's own function.
 unsafe extern "C" fn watched(
     qp: *mut bindings::ib_qp,
     list: *const bindings::ib_send_wr,
     bad: *mut *const bindings::ib_send_wr,
 ) -> c_int {
     let mut wr = list;
-    let mut registered = None;
     while !wr.is_null() {
         // SAFETY: The list is valid. Its requests of this opcode are of this type, with a valid MR.
         unsafe {
             if (*wr).opcode == bindings::ib_wr_opcode_IB_WR_REG_MR {
                 let reg = wr.cast::<bindings::ib_reg_wr>();
-                registered = Some(Remote {
-                    addr: (*(*reg).mr).iova,
-                    rkey: (*reg).key,
-                });
+                ADDR.store((*(*reg).mr).iova, Relaxed);
+                RKEY.store((*reg).key, Relaxed);
             }
             wr = (*wr).next;
         }
     }
-    let driver = {
-        let mut posts = POSTS.lock();
-        posts.registered = registered.or(posts.registered);
-        posts.driver
-    };
-    match driver {
-        // SAFETY: By the caller's promise.
+    match DRIVER.copy() {
+        // SAFETY: This is called as the driver's function, whose contract the caller keeps.
         Some(post) => unsafe { post(qp, list, bad) },
         None => EIO.to_errno(),
     }
@@ -204,25 +196,35 @@ unsafe extern "C" fn watched(
 
 impl Watch {
     fn new() -> Result<Self> {
-        // SAFETY: There is one user.
-        unsafe { POSTS.init() };
+        RKEY.store(0, Relaxed);
         with_device(c"rdma0", |device| {
-            // SAFETY: The device is held. A pointer is written, and either function does.
-            unsafe { POSTS.lock().driver = (*device).ops.post_send.replace(watched) };
+            // SAFETY: `with_device` holds the device. One pointer is written, and a caller that
+            // reads it meanwhile may call either function.
+            unsafe {
+                if let Some(driver) = (*device).ops.post_send {
+                    DRIVER.populate(driver);
+                }
+                (*device).ops.post_send = Some(watched);
+            }
         })?;
         Ok(Self)
     }
 
     fn registered(&self) -> Option<Remote> {
-        POSTS.lock().registered
+        let rkey = RKEY.load(Relaxed);
+        (rkey != 0).then(|| Remote {
+            addr: ADDR.load(Relaxed),
+            rkey,
+        })
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         let unwatched = with_device(c"rdma0", |device| {
-            // SAFETY: As in `new`.
-            unsafe { (*device).ops.post_send = POSTS.lock().driver };
+            // SAFETY: `with_device` holds the device. One pointer is written, and a caller that
+            // reads it meanwhile may call either function.
+            unsafe { (*device).ops.post_send = DRIVER.copy() };
         });
         if unwatched.is_err() {
             pr_err!("FAILED: the device has gone\n");

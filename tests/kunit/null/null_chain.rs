@@ -3,6 +3,8 @@
 //! Chains and batches that the device refuses at each position: what was posted completes, what was
 //! not is undone, and the owner comes back when that is proved.
 
+#[cfg(has_faults)]
+use crate::fixture::with_fault;
 use crate::{
     check::{
         expect,
@@ -388,7 +390,7 @@ mod tests {
         Ok(())
     }
 
-    #[cfg(CONFIG_FAILSLAB)]
+    #[cfg(has_faults)]
     #[test]
     fn owner_is_not_freed_if_there_is_no_memory_to_keep_it() -> Result {
         let (null, times) = (Null::<Softirq>::new()?, Counter::new()?);
@@ -400,13 +402,8 @@ mod tests {
             1,
             "no memory to keep the owner of posted requests: it is leaked",
         );
-        let task = kernel::current!().as_ptr();
-        // SAFETY: Only a task itself uses this number: that many allocations later one fails.
-        unsafe { (*task).fail_nth = 1 };
-        drop(batch);
-        // SAFETY: As above.
-        let left = unsafe { core::mem::replace(&mut (*task).fail_nth, 0) };
-        check_eq!(left, 0);
+        let ((), has_failed) = with_fault(1, || drop(batch));
+        check!(has_failed);
         null.a.drain(&null.env.cx)?;
         // SAFETY: The batch's reference was forgotten, and the QP is drained.
         let lost = unsafe { Arc::from_raw(Arc::as_ptr(&counted)) };
