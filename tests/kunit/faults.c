@@ -4,7 +4,7 @@
  * the parameter nth of the module as its fail-nth. None fails where that is zero.
  *
  * A suite is run again and again by its file in debugfs, until the parameter fired says that
- * nothing has failed any more. A case in which nothing has failed is left out afterwards, until
+ * nothing has failed. A case in which nothing has failed is left out afterwards, until
  * zero is written.
  */
 #include <kunit/test.h>

@@ -362,7 +362,7 @@ pub(crate) fn is_any(qp: QpId, of: impl Fn(Queue) -> bool) -> bool {
 ///
 /// # Safety
 ///
-/// No completion of these queues comes any more.
+/// These queues get no further completions.
 pub(crate) unsafe fn take_lost(
     qp: QpId,
     of: impl Fn(Queue) -> bool,

@@ -232,7 +232,7 @@ static int perf_connect_init(struct perf_run *run)
 	return perf_listen(connector);
 }
 
-/* Without a listener nothing becomes a server any more. */
+/* Without a listener there are no new servers. */
 static void perf_connect_exit(struct perf_run *run)
 {
 	struct perf_connector *connector = run->priv;

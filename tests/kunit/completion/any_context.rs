@@ -505,7 +505,7 @@ mod tests {
             Ok(())
         })?;
         end.wait(|end| end.sent.len() == 1 && end.received.len() == 1)?;
-        // The last reference to the address handle, which is no owner's any more.
+        // The owners have the other references to the address handle.
         drop((end.sent.take(), end.received.take()));
         softirqs.drop(to)?;
         softirqs.drop(end)

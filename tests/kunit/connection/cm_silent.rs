@@ -97,7 +97,7 @@ mod tests {
                 _gone: CountDrop(drops.clone()),
             };
             let accepted = accept(request, &pd, Arc::new(handler, GFP_KERNEL)?, cx);
-            // Nobody has the id any more, but it is locked until this returns.
+            // This was the last handle of the id, but the id is locked until this returns.
             drop(accepted?);
             fsleep(Delta::from_millis(150));
             returns.up();

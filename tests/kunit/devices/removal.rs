@@ -59,7 +59,7 @@ fn unused_address(env: &Env) -> Result<Ipv6Addr> {
     }
 }
 
-/// Counts when it is told that nothing is heard any more.
+/// Counts when it is told that no further requests come.
 struct Ear(Arc<Counter>);
 
 impl ibcm::Accept for Ear {
@@ -96,8 +96,8 @@ impl cm::Accept for Moving {
     }
 }
 
-/// Has much to do when it is told that nothing is heard any more: it waits until so many threads
-/// know that the device goes.
+/// Takes long when it is told that no further requests come: it waits until so many threads know
+/// that the device goes.
 struct Busy {
     knowing: Arc<Counter>,
     all: i32,

@@ -51,7 +51,7 @@ fn cycle<C: Polled>() -> Result {
     write(&link, second, b"again")?.ok()?;
     let mut bytes = [0; 5];
     link.wait(|| region.read(0, &mut bytes).is_ok() && bytes == *b"again")?;
-    // The first key is of no use any more.
+    // The first key is no longer valid.
     denied(&link, &write(&link, first, b"never")?)?;
     region.read(0, &mut bytes)?;
     check_eq!(&bytes, b"again");

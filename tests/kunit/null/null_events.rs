@@ -88,7 +88,7 @@ macro_rules! events {
                 null.dev.inject(Injection::Event { event })?;
                 drop(srq);
                 wait(|| recv_list.gone() == 2)?;
-                // There is no handler any more.
+                // The handler is gone.
                 null.dev.inject(Injection::Event { event })
             }
 
@@ -143,7 +143,7 @@ macro_rules! events {
                 for qp in [one.num(), other.num()] {
                     null.dev.inject_qp(qp, Injection::Hold { count: u32::MAX })?;
                 }
-                // A drain has nothing to wait for any more.
+                // A drain does not wait for completions of CQs that have failed.
                 let drained = [
                     one.drain(&null.env.cx),
                     other.drain(&null.env.cx),

@@ -26,7 +26,7 @@ const WINDOW: u32 = 16;
 
 /// The state that all messages of a run share.
 struct Run<C: Polled> {
-    /// Taken by the messages that are to be sent; what is not positive any more ends the run.
+    /// The number of messages that are still to be sent; it may become negative.
     to_send: Atomic<i32>,
     received: Atomic<u32>,
     wrong: Atomic<u32>,

@@ -148,7 +148,7 @@ impl Blocks {
         })
     }
 
-    /// Ends the connection and waits until nothing has it any more.
+    /// Ends the connection and waits until its QPs are destroyed.
     fn end(self) -> Result {
         self.initiator.end(&self.null.env.cx)?;
         drop(self.target);

@@ -234,7 +234,7 @@ impl<C: Polled> Ends<C> {
         })
     }
 
-    /// Waits until all receives have come back and nothing has the connection any more.
+    /// Waits until all receives have come back and the connection is freed.
     fn ends(self, failed: i32) -> Result {
         // Dropped in this order: the removal of the device waits for the rest.
         let null = self.null;

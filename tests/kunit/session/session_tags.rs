@@ -946,7 +946,7 @@ mod tests {
         })?;
         check!(ends.reply(id, 1)?);
         ends.wait(|| got.get() == 2)?;
-        // Nobody waits any more.
+        // Nothing waits for a tag.
         ends.all_free(1)
     }
 

@@ -125,7 +125,7 @@ impl<Q> Slot<Q> {
 
 impl<Q> Drop for Slot<Q> {
     fn drop(&mut self) {
-        // SAFETY: The slot goes with its controller, which nothing uses any more.
+        // SAFETY: The slot goes with its controller, which has no users left.
         drop(unsafe { self.take() });
     }
 }

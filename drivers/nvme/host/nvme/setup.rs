@@ -106,7 +106,7 @@ impl<'a, T: Transport> Setup<'a, T> {
         }
     }
 
-    /// Fails if there is a tag set, or if none is allocated any more.
+    /// Fails if there is a tag set, or if the controller is dead.
     fn may_alloc(&self, has: bool) -> Result {
         match (has, self.sets.dead) {
             (true, _) => Err(EEXIST),
