@@ -231,8 +231,8 @@ pub unsafe trait ModuleClient: Client {
 /// ```
 pub fn is_live<C: ModuleClient>() -> bool {
     let module = C::module().as_ptr();
-    // SAFETY: The module is loaded while its code runs. C writes the state meanwhile, so the read
-    // is volatile.
+    // SAFETY: Called where there is a module, which is loaded while its code runs. C writes the
+    // state meanwhile, so the read is volatile.
     let state = || unsafe { (&raw const (*module).state).read_volatile() };
     module.is_null() || state() == bindings::module_state_MODULE_STATE_LIVE
 }
