@@ -424,7 +424,8 @@ pub unsafe trait SgOwner<D: AnyDirection>: Send + Unpin + 'static {
     fn sgl(&mut self) -> Sgl<D>;
 }
 
-/// DMA-mapped memory of another owner, which comes back when no device or peer can reach it.
+/// DMA-mapped memory of another owner, which comes back when no device or peer can reach it. It is
+/// covariant in `O`, as it is the only handle of the owner, and gives it back by value.
 ///
 /// An owner that must not be dropped goes into a region by [`Region::map`], which gives it back if
 /// it fails, as [`Region::new`] does not.
@@ -447,10 +448,6 @@ pub unsafe trait SgOwner<D: AnyDirection>: Send + Unpin + 'static {
 ///     Ok(())
 /// }
 /// ```
-///
-/// # Invariants
-///
-/// This is covariant in `O`, as it is the only handle of the owner, and gives it back by value.
 pub struct SgMap<O: SgOwner<D>, D: AnyDirection> {
     // The list is unmapped before its owner is dropped.
     pub(crate) list: MappedList,

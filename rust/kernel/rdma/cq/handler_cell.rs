@@ -30,7 +30,8 @@ use core::cell::{
 /// polled it: it gets a copy of the completion. Such a handler does without: it drops what it would
 /// have put into the list.
 ///
-/// The cell has a handle of the CQ.
+/// The cell has a handle of the CQ. It is invariant in `T`, as handlers that share it change the
+/// value.
 ///
 /// # Invariants
 ///
@@ -39,7 +40,6 @@ use core::cell::{
 /// - `borrowed` and `value` are used by handlers of completions in `array`, which run one after the
 ///   other, and by the exclusive owner of the cell.
 /// - While `borrowed` is set, one call of [`HandlerCell::with`] has the only reference to `value`.
-/// - This is invariant in `T`, as handlers that share the cell change the value.
 ///
 /// # Examples
 ///

@@ -454,11 +454,12 @@ fn refused<T: RecvHandler>(refused: PostError<RecvRef<T>>) {
     }
 }
 
-/// A message that has come. Dropping it posts its receive again ([`Qp::repost_recv`]).
+/// A message that has come. Dropping it posts its receive again ([`Qp::repost_recv`]). It is
+/// invariant in `T`, as `Recv` embeds its callback.
 ///
 /// # Invariants
 ///
-/// `message` was not taken. This is invariant in `T`, as `Recv` embeds its callback.
+/// `message` was not taken.
 pub struct Received<'a, T: RecvHandler> {
     message: ManuallyDrop<Kept<T>>,
     success: Success<'a>,
@@ -509,11 +510,12 @@ impl<T: RecvHandler> Drop for Received<'_, T> {
 
 /// A message that was kept beyond its handler. It withholds a receive from the peer; when it is
 /// dropped, in any context and thread, the receive is posted again. Where a caller polls, the last
-/// one is dropped before the QP is drained: what is posted to it afterwards stays in the CQ.
+/// one is dropped before the QP is drained: what is posted to it afterwards stays in the CQ. It is
+/// invariant in `T`, as `Recv` embeds its callback.
 ///
 /// # Invariants
 ///
-/// `recv` was not taken. This is invariant in `T`, as `Recv` embeds its callback.
+/// `recv` was not taken.
 ///
 /// # Examples
 ///
