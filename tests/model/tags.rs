@@ -3,7 +3,7 @@
 //! An exchange in two halves: each part has one user at a time, both halves come back before the
 //! tag is used again, and once; and a table is freed once, after its last tag.
 
-use crate::tags_state::{Half, Mask, State, Word};
+use crate::tags_state::{BitmapWord, Half, Mask, State};
 use loom::{
     cell::UnsafeCell,
     sync::{
@@ -334,7 +334,7 @@ fn what_was_refused_in_part_waits_for_the_last_sweep() {
 
 /// A table of two tags.
 struct Table {
-    word: Word,
+    word: BitmapWord,
     parts: [UnsafeCell<u32>; 2],
     locked: Mutex<Locked>,
     freed: Condvar,
@@ -352,7 +352,7 @@ struct Locked {
 impl Table {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            word: Word::new(2),
+            word: BitmapWord::new(2),
             parts: [UnsafeCell::new(0), UnsafeCell::new(0)],
             locked: Mutex::default(),
             freed: Condvar::new(),

@@ -511,7 +511,7 @@ impl<C: Way> Conn<C> {
     }
 
     fn is_broken(&self, cx: &Sleepable) -> bool {
-        let is_ready = |info: rdma::qp::Info| info.state == State::Rts;
+        let is_ready = |info: rdma::qp::QpAttr| info.state == State::Rts;
         self.over.load(Relaxed) || !self.qp.query(cx).is_ok_and(is_ready)
     }
 

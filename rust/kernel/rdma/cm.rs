@@ -142,12 +142,12 @@ impl core::ops::Deref for PrivateData {
     }
 }
 
-/// Returns data that C keeps, none if the address is null.
+/// Returns private data that C keeps, none if the address is null.
 ///
 /// # Safety
 ///
 /// Unless it is null, `len` bytes at the address are initialised, and do not change during `'a`.
-pub(crate) unsafe fn data<'a>(data: *const c_void, len: usize) -> &'a [u8] {
+pub(crate) unsafe fn private_data_at<'a>(data: *const c_void, len: usize) -> &'a [u8] {
     if data.is_null() {
         return &[];
     }
@@ -209,7 +209,10 @@ impl From<SocketAddr> for SockAddr {
 /// # Safety
 ///
 /// `addr` is zero, or an address of the family that it says.
-unsafe fn read(addr: &bindings::__kernel_sockaddr_storage, scope: u32) -> Option<SocketAddr> {
+unsafe fn socket_addr(
+    addr: &bindings::__kernel_sockaddr_storage,
+    scope: u32,
+) -> Option<SocketAddr> {
     let addr: *const SockAddr = core::ptr::from_ref(addr).cast();
     // SAFETY: A `sockaddr_storage` is as large as any address and aligned for it, and is
     // initialised; the family is at the same place in all of them.
@@ -295,7 +298,7 @@ impl<'a> Event<'a> {
                 let (message, private_data) = unsafe {
                     let message = bindings::rdma_reject_msg(id, raw.status);
                     let sent = bindings::rdma_consumer_reject_data(id, event, &raw mut len);
-                    let sent = (!sent.is_null()).then(|| data(sent, len.into()));
+                    let sent = (!sent.is_null()).then(|| private_data_at(sent, len.into()));
                     (CStr::from_char_ptr(message), sent)
                 };
                 Self::Rejected(Rejected {
@@ -349,7 +352,7 @@ unsafe fn private_data(raw: &bindings::rdma_cm_event) -> &[u8] {
     // the member that is set, and that its private data live as long as it.
     unsafe {
         let conn = &*raw.param.conn;
-        data(conn.private_data, conn.private_data_len.into())
+        private_data_at(conn.private_data, conn.private_data_len.into())
     }
 }
 

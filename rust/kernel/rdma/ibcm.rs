@@ -369,9 +369,9 @@ fn send_req(
         primary_path: &raw mut record,
         ppath_sgid_attr: path.from.as_raw(),
         service_id: service_id.to_be(),
-        qp_num: number(qp),
+        qp_num: qp_num(qp),
         qp_type: bindings::ib_qp_type_IB_QPT_RC,
-        starting_psn: number(qp),
+        starting_psn: qp_num(qp),
         private_data: conn.private_data,
         private_data_len: conn.private_data_len,
         responder_resources: conn.responder_resources,
@@ -390,7 +390,7 @@ fn send_req(
     to_result(unsafe { bindings::ib_send_cm_req(id.as_ptr(), &raw mut req) })
 }
 
-fn number(qp: &qp::Inner) -> u32 {
+fn qp_num(qp: &qp::Inner) -> u32 {
     // SAFETY: `raw` is a QP by the invariant of `qp::Inner`, and its number does not change.
     unsafe { (*qp.raw.as_ptr()).qp_num }
 }
@@ -413,7 +413,7 @@ fn establish(qp: &qp::Inner, id: RawId<IbCm>, min_rnr_timer: RnrTimer) -> Result
             bindings::ib_cm_init_qp_attr(id.as_ptr(), &raw mut attr, &raw mut mask)
         })?;
         // The number of the peer's first packet, which the manager learns only from the answer.
-        attr.rq_psn = number(qp);
+        attr.rq_psn = qp_num(qp);
         // The manager's own is the longest.
         attr.min_rnr_timer = min_rnr_timer.as_raw();
         // SAFETY: The attributes are complete for the mask, as the manager has written both. What
@@ -471,13 +471,13 @@ unsafe extern "C" fn on_event(
     let event = match raw.event {
         _ if is_answer => cm::Event::Established {
             // SAFETY: The private data of an answer have this length, and live as long as it.
-            private_data: unsafe { cm::data(raw.private_data, REP_LEN) },
+            private_data: unsafe { cm::private_data_at(raw.private_data, REP_LEN) },
         },
         bindings::ib_cm_event_type_IB_CM_REJ_RECEIVED => {
             // SAFETY: This event has this member, and private data of this length.
             let (reason, sent) = unsafe {
                 let reason = (*raw.param.rej_rcvd).reason;
-                (reason, cm::data(raw.private_data, cm::REJ_LEN))
+                (reason, cm::private_data_at(raw.private_data, cm::REJ_LEN))
             };
             cm::Event::Rejected(cm::Rejected::new(cm::RejectReason(reason), sent))
         }
@@ -544,14 +544,14 @@ struct Listening {
     id: cm::ListenId<IbCm>,
     accept: Arc<dyn Accept>,
     device: Device,
-    place: removal::Place,
+    index: removal::Index,
     // Dropped last: the client may be gone after that.
     object: objects::Object,
 }
 
 impl removal::OnRemoval for Listening {
-    fn place(&self) -> &removal::Place {
-        &self.place
+    fn index(&self) -> &removal::Index {
+        &self.index
     }
 
     fn removed(&self, _cx: &Sleepable) {
@@ -645,7 +645,7 @@ impl Listener {
                 id <- cm::ListenId::new(),
                 accept,
                 device: device.clone(),
-                place: removal::Place::new(),
+                index: removal::Index::new(),
                 object,
             }),
             GFP_KERNEL,
@@ -688,7 +688,7 @@ impl Request<'_> {
     /// Returns what the peer sent along, 92 bytes.
     pub fn private_data(&self) -> &[u8] {
         // SAFETY: By the type invariant this is the event of a request, with data of this length.
-        unsafe { cm::data(self.event.private_data, REQ_LEN) }
+        unsafe { cm::private_data_at(self.event.private_data, REQ_LEN) }
     }
 
     /// Returns what the peer asks for, which C has made the view of the recipient.
@@ -739,8 +739,8 @@ impl Request<'_> {
         let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
         let param = param.to_raw()?;
         let mut rep = bindings::ib_cm_rep_param {
-            qp_num: number(qp),
-            starting_psn: number(qp),
+            qp_num: qp_num(qp),
+            starting_psn: qp_num(qp),
             private_data: param.private_data,
             private_data_len: param.private_data_len,
             responder_resources: param.responder_resources,

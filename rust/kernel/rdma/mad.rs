@@ -343,7 +343,7 @@ struct Registered {
     ended: sync::Mutex<bool>,
     #[pin]
     end: workqueue::Work<Self>,
-    place: removal::Place,
+    index: removal::Index,
 }
 
 kernel::impl_has_work! {
@@ -394,8 +394,8 @@ impl fmt::Display for Registered {
 }
 
 impl removal::OnRemoval for Registered {
-    fn place(&self) -> &removal::Place {
-        &self.place
+    fn index(&self) -> &removal::Index {
+        &self.index
     }
 
     fn gone(self: Arc<Self>) {
@@ -485,7 +485,7 @@ impl Agent {
             refs <- refs::Refs::new(),
             ended <- kernel::new_mutex!(false),
             end <- kernel::new_work!("rdma::mad::Agent::end"),
-            place: removal::Place::new(),
+            index: removal::Index::new(),
             // Last, as the handlers may be called from here on.
             // SAFETY: The device is registered by the invariant of `device::Inner`, and has the
             // port. The request is copied. The queue was initialised above, and outlives the agent:

@@ -21,8 +21,8 @@ pub use attr::{
     Access,
     Attr,
     Caps,
-    Info,
     Mtu,
+    QpAttr,
     State, //
 };
 pub(crate) use chain::ChainError;
@@ -36,7 +36,7 @@ pub use events::{
     Event,
     Events, //
 };
-pub(crate) use keep::Kept;
+pub(crate) use keep::OnEnd;
 pub(crate) use prepared::{
     Entry,
     PreparedCtx,
@@ -253,7 +253,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`; `EPERM` if the QP is another
     /// module's.
-    pub(crate) fn keep_table<T: Kept + 'static>(&self, table: T, _cx: &Sleepable) -> Result {
+    pub(crate) fn keep_table<T: OnEnd + 'static>(&self, table: T, _cx: &Sleepable) -> Result {
         let context = &self.any.inner.context;
         context.head.module.check_type::<T>()?;
         context.kept.push(keep::Node::try_new(table)?);
@@ -261,7 +261,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// As [`Qp::keep_table`], for one of receives, which [`Qp::release_recvs`] lets go of.
-    pub(crate) fn keep_recvs<T: Kept + 'static>(&self, table: T, cx: &Sleepable) -> Result {
+    pub(crate) fn keep_recvs<T: OnEnd + 'static>(&self, table: T, cx: &Sleepable) -> Result {
         self.any.inner.reserve_flushes()?;
         self.keep_table(table, cx)
     }

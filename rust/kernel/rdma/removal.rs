@@ -12,7 +12,7 @@ use kernel::sync::{
 
 /// An object made from a device that is to end when the device goes.
 pub(crate) trait OnRemoval: Send + Sync {
-    fn place(&self) -> &Place;
+    fn index(&self) -> &Index;
 
     /// The device is about to go: all waits for the object end with `ENODEV`, and none begins.
     /// Called, with the list locked, for all objects before [`OnRemoval::removed`]: must not wait.
@@ -26,10 +26,10 @@ pub(crate) trait OnRemoval: Send + Sync {
     fn disconnect(&self) {}
 }
 
-/// The place of an object in the list of its device. The list's lock protects it.
-pub(crate) struct Place(atomic::Atomic<u32>);
+/// The index of an object in the list of its device. The list's lock protects it.
+pub(crate) struct Index(atomic::Atomic<u32>);
 
-impl Place {
+impl Index {
     pub(crate) const fn new() -> Self {
         Self(atomic::Atomic::new(u32::MAX))
     }
@@ -37,7 +37,7 @@ impl Place {
 
 /// # Invariants
 ///
-/// The `Place` of the object at index `i` is `i`.
+/// The [`Index`] of `objects[i]` is `i`.
 struct List {
     objects: KVVec<Option<Arc<dyn OnRemoval>>>,
     closed: bool,
@@ -68,7 +68,7 @@ impl Removal {
         }
         list.objects.reserve(1, GFP_KERNEL | __GFP_NOWARN)?;
         let index = list.objects.len().try_into()?;
-        object.place().0.store(index, atomic::Relaxed);
+        object.index().0.store(index, atomic::Relaxed);
         list.objects.push_within_capacity(Some(object))?;
         Ok(())
     }
@@ -76,13 +76,13 @@ impl Removal {
     /// Takes an object out, if it is listed. Costs the same however many there are.
     pub(crate) fn remove(&self, object: &dyn OnRemoval) {
         let mut list = self.list.lock();
-        let index = object.place().0.xchg(u32::MAX, atomic::Relaxed) as usize;
+        let index = object.index().0.xchg(u32::MAX, atomic::Relaxed) as usize;
         let removed = list.objects.get_mut(index).and_then(Option::take);
-        // The last object gets its place, unless `end_all` goes through the list.
+        // The last object gets its index, unless `end_all` goes through the list.
         if removed.is_some() && !list.closed {
             let last = list.objects.pop().flatten();
             if let (Some(last), Some(entry)) = (last, list.objects.get_mut(index)) {
-                last.place().0.store(index as u32, atomic::Relaxed);
+                last.index().0.store(index as u32, atomic::Relaxed);
                 *entry = Some(last);
             }
         }

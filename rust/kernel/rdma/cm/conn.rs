@@ -246,7 +246,7 @@ pub(crate) struct Conn<M: Manager> {
     disconnect: workqueue::Work<Self, DISCONNECT>,
     #[pin]
     notify: workqueue::Work<Self, NOTIFY>,
-    place: removal::Place,
+    index: removal::Index,
 }
 
 const DISCONNECT: u64 = 0;
@@ -297,8 +297,8 @@ impl<M: Manager> fmt::Display for Conn<M> {
 }
 
 impl<M: Manager> removal::OnRemoval for Conn<M> {
-    fn place(&self) -> &removal::Place {
-        &self.place
+    fn index(&self) -> &removal::Index {
+        &self.index
     }
 
     fn gone(self: Arc<Self>) {
@@ -357,7 +357,7 @@ impl<M: Manager> Conn<M> {
                 peer_ended: Atomic::new(false),
                 disconnect <- kernel::new_work!("rdma::cm::Conn::disconnect"),
                 notify <- kernel::new_work!("rdma::cm::Conn::notify"),
-                place: removal::Place::new(),
+                index: removal::Index::new(),
             }),
             GFP_KERNEL,
         )?;

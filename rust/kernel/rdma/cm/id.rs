@@ -498,8 +498,8 @@ impl Conn<RdmaCm> {
             let addr = &(*id).route.addr;
             let scope = addr.dev_addr.bound_dev_if.try_into().unwrap_or(0);
             (
-                cm::read(&addr.src_addr, scope),
-                cm::read(&addr.dst_addr, scope),
+                cm::socket_addr(&addr.src_addr, scope),
+                cm::socket_addr(&addr.dst_addr, scope),
             )
         };
         if let (Some(src), Some(dst)) = (src, dst) {

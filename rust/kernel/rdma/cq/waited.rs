@@ -169,7 +169,7 @@ pub(super) struct Waiting {
     pub(super) events: kernel::sync::SpinLockIrq<Events>,
     #[pin]
     pub(super) changed: kernel::sync::CondVar,
-    place: removal::Place,
+    index: removal::Index,
 }
 
 impl Waiting {
@@ -185,15 +185,15 @@ impl Waiting {
                 "rdma::cq::Waiting::events"
             ),
             changed <- kernel::new_condvar!("rdma::cq::Waiting::changed"),
-            place: removal::Place::new(),
+            index: removal::Index::new(),
         });
         Arc::pin_init(init, GFP_KERNEL)
     }
 }
 
 impl removal::OnRemoval for Waiting {
-    fn place(&self) -> &removal::Place {
-        &self.place
+    fn index(&self) -> &removal::Index {
+        &self.index
     }
 
     fn gone(self: Arc<Self>) {

@@ -261,8 +261,8 @@ impl Caps {
     }
 }
 
-/// The attributes that [`Qp::query`] returns.
-pub struct Info {
+/// The attributes that [`Qp::query`] returns, of `struct ib_qp_attr`.
+pub struct QpAttr {
     /// The state.
     pub state: State,
     /// The number of the peer's QP, once the QP was told.
@@ -293,11 +293,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///     Ok(qp.query(cx)?.state == State::Rts)
     /// }
     /// ```
-    pub fn query(&self, _cx: &Sleepable) -> Result<Info> {
+    pub fn query(&self, _cx: &Sleepable) -> Result<QpAttr> {
         let mask = bindings::ib_qp_attr_mask_IB_QP_ATTR_STANDARD_BITS;
         // SAFETY: The QP is valid by the invariant of `Inner`.
         let (raw, cap) = unsafe { query(self.any.inner.raw, mask) }?;
-        Ok(Info {
+        Ok(QpAttr {
             state: State::from_raw(raw.qp_state).ok_or(EIO)?,
             dest_qp: raw.dest_qp_num,
             min_rnr_timer: RnrTimer::from_raw(raw.min_rnr_timer),

@@ -9,8 +9,9 @@ use crate::{
 };
 use kernel::sync::SpinLockIrq;
 
-/// An owner that a QP keeps. Threads that drain the QP or release its receives share it.
-pub(crate) trait Kept: Send + Sync {
+/// An owner that a QP keeps, and tells of its end. Threads that drain the QP or release its
+/// receives share it.
+pub(crate) trait OnEnd: Send + Sync {
     /// The QP is about to be drained for the last time.
     fn closing(&self) {}
 
@@ -26,8 +27,8 @@ pub(crate) trait Kept: Send + Sync {
     /// The QP cannot be drained: receives that are out are not given back from here on.
     fn ignore(&self) {}
 
-    /// The handlers that had begun have returned since [`Kept::ignore`]: the receives let go of the
-    /// QP. Returns `false` if one is kept, or about to be posted, and nothing was done.
+    /// The handlers that had begun have returned since [`OnEnd::ignore`]: the receives let go of
+    /// the QP. Returns `false` if one is kept, or about to be posted, and nothing was done.
     fn release(&self) -> bool {
         true
     }
@@ -56,10 +57,10 @@ struct Left<T> {
 // SAFETY: A shared one gives access to nothing.
 unsafe impl<T: Send> Sync for Left<T> {}
 
-impl<T: Send> Kept for Left<T> {}
+impl<T: Send> OnEnd for Left<T> {}
 
 /// An owner in a list.
-pub(super) struct Node<K: ?Sized = dyn Kept> {
+pub(super) struct Node<K: ?Sized = dyn OnEnd> {
     next: Option<KBox<Node>>,
     kept: K,
 }
@@ -80,7 +81,7 @@ impl Node {
 
     /// Allocates the node of an owner whose callbacks are called at the end of the QP. Fails with
     /// `ENOMEM`.
-    pub(super) fn try_new(kept: impl Kept + 'static) -> Result<KBox<Self>> {
+    pub(super) fn try_new(kept: impl OnEnd + 'static) -> Result<KBox<Self>> {
         let node = KBox::<Node<_>>::new_uninit(GFP_KERNEL)?;
         Ok(node.write(Node { next: None, kept }))
     }
@@ -163,7 +164,7 @@ impl Tables {
     }
 
     /// Returns the owners that there are now.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &dyn Kept> + Clone {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &dyn OnEnd> + Clone {
         let first = self.list.head.lock().as_deref().map(NonNull::from);
         // SAFETY: By the type invariant the node stays in the list, which is borrowed, and a node
         // does not change once it is there.

@@ -7,7 +7,7 @@ use super::{
     post,
     Chain,
     Inner,
-    Kept, //
+    OnEnd, //
 };
 use crate::{
     cq,
@@ -402,7 +402,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
 /// The reference of the QP.
 struct Keeper<P, const ID: u64>(RingRef<P, ID, KEEPER>);
 
-impl<P: Send + 'static, const ID: u64> Kept for Keeper<P, ID> {
+impl<P: Send + 'static, const ID: u64> OnEnd for Keeper<P, ID> {
     fn needs_marker(&self, queue: Queue) -> bool {
         queue == Queue::Send && self.0.places.first().is_some()
     }

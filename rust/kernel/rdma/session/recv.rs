@@ -318,7 +318,7 @@ impl<T: RecvHandler> Table<T> {
     }
 }
 
-impl<T: RecvHandler> qp::Kept for Table<T> {
+impl<T: RecvHandler> qp::OnEnd for Table<T> {
     fn suspect(&self) -> bool {
         let withholds = self.withheld.load(Ordering::Acquire) != 0;
         let suspects = !withholds && self.recvs_out().next().is_some();

@@ -235,7 +235,7 @@ impl<W: Send + 'static> Drop for Room<W> {
 /// The reference that the QP has.
 struct Keeper<W>(Arc<Inner<W>>);
 
-impl<W: Send> qp::Kept for Keeper<W> {
+impl<W: Send> qp::OnEnd for Keeper<W> {
     fn closing(&self) {
         self.0.close(ENOTCONN, drop);
     }

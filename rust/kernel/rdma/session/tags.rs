@@ -93,9 +93,9 @@ use kernel::{
     types::NotThreadSafe, //
 };
 use state::{
+    BitmapWord,
     Half,
     State,
-    Word,
     TAGS, //
 };
 use turns::{
@@ -188,7 +188,7 @@ struct Slot<X: Exchange> {
     inv_link: Link,
     index: u16,
     table: NonNull<Table<X>>,
-    word: NonNull<Word>,
+    word: NonNull<BitmapWord>,
     bit: usize,
     request: UnsafeCell<X::Request>,
     reply: UnsafeCell<X::Reply>,
@@ -420,7 +420,7 @@ impl<X: Exchange> Table<X> {
     ///
     /// The caller holds the tag, which is of this table, and no longer uses it or the table.
     #[cold]
-    unsafe fn put_locked(this: NonNull<Self>, word: &Word, bit: usize) {
+    unsafe fn put_locked(this: NonNull<Self>, word: &BitmapWord, bit: usize) {
         // SAFETY: The caller holds the tag until this puts it.
         unsafe { Self::free_if(this, Header::put_tag(Self::header(this), word, bit)) };
     }
@@ -1030,7 +1030,7 @@ impl<X: Exchange> Drop for Tags<X> {
 /// The handle that the QP has.
 struct Keeper<X: Exchange>(Handle<X>);
 
-impl<X: Exchange> qp::Kept for Keeper<X> {
+impl<X: Exchange> qp::OnEnd for Keeper<X> {
     fn closing(&self) {
         self.0.header.close(ENOTCONN);
     }

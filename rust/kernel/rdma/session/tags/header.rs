@@ -4,8 +4,8 @@
 //! the crate once, and not in each ULP.
 
 use super::state::{
+    BitmapWord,
     Mask,
-    Word,
     TAGS, //
 };
 use crate::{
@@ -31,7 +31,7 @@ pub(super) struct HeaderInit {
     names_first: bool,
     mask: Mask,
     count: usize,
-    words: KVec<Word>,
+    words: KVec<BitmapWord>,
 }
 
 impl HeaderInit {
@@ -89,7 +89,7 @@ pub(super) struct Header {
     pub(super) mask: Mask,
     /// An error number once the table is closed.
     closed: AtomicI32,
-    pub(super) words: KVec<Word>,
+    pub(super) words: KVec<BitmapWord>,
     count: usize,
     #[pin]
     lock: sync::SpinLockIrq<Locked>,
@@ -115,7 +115,8 @@ impl Header {
         }
         let mut words = KVec::new();
         for first in (0..count).step_by(TAGS as usize) {
-            words.push(Word::new(count.saturating_sub(first).min(TAGS)), GFP_KERNEL)?;
+            let tags = count.saturating_sub(first).min(TAGS);
+            words.push(BitmapWord::new(tags), GFP_KERNEL)?;
         }
         Ok(HeaderInit {
             poller,
@@ -163,7 +164,7 @@ impl Header {
 
     /// Returns the first word.
     #[inline]
-    pub(super) fn first(&self) -> &Word {
+    pub(super) fn first(&self) -> &BitmapWord {
         // SAFETY: By the type invariant there is a word.
         unsafe { self.words.get_unchecked(0) }
     }
@@ -216,7 +217,7 @@ impl Header {
     ///
     /// The caller holds the tag, which is of this table, and no longer uses it.
     #[cold]
-    pub(super) unsafe fn put_tag(this: NonNull<Self>, word: &Word, bit: usize) -> bool {
+    pub(super) unsafe fn put_tag(this: NonNull<Self>, word: &BitmapWord, bit: usize) -> bool {
         let give_up = |header: &Self, locked: &mut Locked| {
             word.put_locked(bit);
             if locked.waiters > 0 {
@@ -255,7 +256,7 @@ impl Header {
         let header = unsafe { this.as_ref() };
         let mut locked = header.lock.lock();
         give_up(header, &mut locked);
-        let free = || header.words.iter().map(Word::free).sum::<u32>();
+        let free = || header.words.iter().map(BitmapWord::free).sum::<u32>();
         locked.handles == 0 && free() as usize == header.count
     }
 }

@@ -232,14 +232,14 @@ pub(super) const TAGS: u32 = usize::BITS / 2;
 /// Somebody waits for a tag, or for the last one to free the table: tags are put under the lock.
 const LOCKED: usize = 1 << TAGS;
 
-/// Up to [`TAGS`] tags; a bit is set if the tag is free.
+/// Up to [`TAGS`] tags, as `struct sbitmap_word`; a bit is set if the tag is free.
 ///
 /// # Invariants
 ///
 /// A tag whose bit is not set is held, or out. [`LOCKED`] is changed under the lock.
-pub(super) struct Word(AtomicUsize);
+pub(super) struct BitmapWord(AtomicUsize);
 
-impl Word {
+impl BitmapWord {
     /// Returns a word of `tags` tags, which are free.
     pub(super) fn new(tags: u32) -> Self {
         Self(AtomicUsize::new((1usize << tags.min(TAGS)).wrapping_sub(1)))
@@ -255,7 +255,7 @@ impl Word {
         old.ok().map(usize::trailing_zeros)
     }
 
-    /// Takes the tag of this bit. Returns whether it was free. Acquire: see [`Word::take`].
+    /// Takes the tag of this bit. Returns whether it was free. Acquire: see [`BitmapWord::take`].
     #[inline]
     pub(super) fn take_at(&self, bit: usize) -> bool {
         // INVARIANT: The caller holds the tag if it was free. Otherwise nothing changes.
@@ -263,8 +263,8 @@ impl Word {
     }
 
     /// Frees the tag of this bit, which the caller holds. Returns whether it did: otherwise the
-    /// caller takes the lock of the table for it. Release: see [`Word::take`]. The caller does not
-    /// use the table after it.
+    /// caller takes the lock of the table for it. Release: see [`BitmapWord::take`]. The caller
+    /// does not use the table after it.
     #[inline]
     #[must_use]
     pub(super) fn put(&self, bit: usize) -> bool {
