@@ -5,7 +5,6 @@
 use crate::fixture::{
     accepts,
     listen,
-    port,
     wait,
     Env,
     Events,
@@ -42,6 +41,14 @@ impl cm::Handler for Destroys {
     }
 }
 
+/// Returns the options of an id that is bound to an address which no other test uses.
+fn bound(env: &Env) -> cm::Options<'static> {
+    cm::Options {
+        src: Some(env.addr()),
+        ..Default::default()
+    }
+}
+
 #[kunit_tests(rdma_cm_end)]
 mod tests {
     use super::*;
@@ -49,10 +56,7 @@ mod tests {
     #[test]
     fn address_is_free() -> Result {
         let env = Env::new()?;
-        let options = cm::Options {
-            src: Some(SocketAddr::new(env.ip, port())),
-            ..Default::default()
-        };
+        let options = bound(&env);
         let create = || cm::Id::create_with(&env.client, &options, &env.cx);
         for _ in 0..20 {
             let id = create()?;
@@ -105,10 +109,14 @@ mod tests {
         let id = cm::Id::resolve(&env.client, addr, STEP_MS, &env.cx)?;
         let cq = env.cq::<Softirq>(64)?;
         let _qp = Qp::create(&id, &env.pd, &cq, &cq, &Caps::new(4, 4), &env.cx)?;
-        destroys.id.put(env.id()?);
+        let options = bound(&env);
+        let create = || cm::Id::create_with(&env.client, &options, &env.cx);
+        destroys.id.put(create()?);
+        check_err!(create().map(drop), EADDRINUSE);
         id.connect(destroys.clone(), &cm::ConnParam::default(), &env.cx)?;
         wait(|| destroys.said.copy().is_some())?;
         check_eq!(destroys.said.copy(), Some(Some(EDEADLK)));
-        Ok(())
+        // A work item destroys the id, and its address is free.
+        wait(|| create().is_ok())
     }
 }

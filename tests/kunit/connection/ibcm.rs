@@ -449,8 +449,8 @@ mod tests {
     #[test]
     fn qp_must_be_fresh() -> Result {
         let env = Env::new()?;
-        let accepted = Counter::new()?;
-        let counts = accepted.clone();
+        let refused = Counter::new()?;
+        let counts = refused.clone();
         let (_listener, service) = listen_to_service(&env, move |request, cx| {
             let env = Env::new()?;
             let cq = env.cq::<Softirq>(64)?;
@@ -467,7 +467,7 @@ mod tests {
         })?;
         let (reason, _) = rejected(&env, service, &Param::default())?;
         check_eq!(reason, Some(cm::RejectReason::CONSUMER_DEFINED));
-        wait(|| accepted.get() == 1)
+        wait(|| refused.get() == 1)
     }
 
     #[test]

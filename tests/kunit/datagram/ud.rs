@@ -262,8 +262,14 @@ mod tests {
             a.send(&env, &env.own_ah()?, b.qp.num(), QKEY, &[i; 16])?;
         }
         wait(|| a.sent.len() == 8 && b.received.len() == 8)?;
-        let sent = a.sent.take();
-        check!(sent.iter().all(|sent| sent.message.to.is_some()));
+        for (i, received) in b.received.take().iter_mut().enumerate() {
+            check_eq!(received.payload()?[..], [i as u8; 16]);
+        }
+        // Nothing has counted another one.
+        for mut sent in a.sent.take() {
+            let to = sent.message.to.take();
+            check!(to.and_then(Arc::into_unique_or_drop).is_some());
+        }
         Ok(())
     }
 
