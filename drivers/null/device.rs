@@ -9,6 +9,7 @@ use crate::{
         Deregs,
         Injection,
         Plan,
+        Scope,
         Stall, //
     },
     machine::{
@@ -317,19 +318,10 @@ impl Shared {
         }
         let mut machine = self.machine.lock();
         let index = machine.find_qp(num).ok_or(ENOENT)?;
+        if matches!(injection.scope(), Scope::Device | Scope::Cm) {
+            return Err(EINVAL);
+        }
         match injection {
-            Injection::Create { .. }
-            | Injection::Dereg { .. }
-            | Injection::Arm { .. }
-            | Injection::Rearm { .. }
-            | Injection::Peek { .. }
-            | Injection::Eager { .. }
-            | Injection::Reject { .. }
-            | Injection::Silence { .. }
-            | Injection::Expire
-            | Injection::End
-            | Injection::Unlisten { .. }
-            | Injection::Lose { .. } => return Err(EINVAL),
             Injection::Connect { peer } => machine.connect_qp(index, peer),
             Injection::Fail => machine.fail_qp(index),
             Injection::Release { count, reversed } => machine.release(index, count, reversed),
@@ -363,6 +355,14 @@ impl Shared {
             return self.raise(event);
         }
         let mut machine = self.machine.lock();
+        match injection.scope() {
+            Scope::Qp => return Err(EINVAL),
+            Scope::Cm => {
+                machine.cm.as_ref().ok_or(EINVAL)?.inject(injection);
+                return Ok(());
+            }
+            Scope::Qps | Scope::Device => {}
+        }
         match injection {
             Injection::Create {
                 object,
@@ -385,17 +385,6 @@ impl Shared {
                     honest: true,
                 };
             }
-            Injection::Reject { .. }
-            | Injection::Silence { .. }
-            | Injection::Expire
-            | Injection::End
-            | Injection::Unlisten { .. }
-            | Injection::Lose { .. } => machine.cm.as_ref().ok_or(EINVAL)?.inject(injection),
-            Injection::Connect { .. }
-            | Injection::Fail
-            | Injection::Stall { .. }
-            | Injection::Dwell { .. }
-            | Injection::Find { .. } => return Err(EINVAL),
             Injection::Release { count, reversed } => {
                 (0..MAX_QP).for_each(|index| machine.release(index, count, reversed));
                 machine.plan.set(injection);

@@ -241,6 +241,54 @@ pub(crate) enum Stall {
     Waiting,
 }
 
+/// The objects that an injection is for.
+pub(crate) enum Scope {
+    /// A QP.
+    Qp,
+    /// A QP, or all QPs of the device.
+    Qps,
+    /// The device.
+    Device,
+    /// The connection manager of the device.
+    Cm,
+}
+
+impl Injection {
+    /// Returns the objects that this is for.
+    pub(crate) fn scope(&self) -> Scope {
+        match self {
+            Self::Stall { .. }
+            | Self::Dwell { .. }
+            | Self::Connect { .. }
+            | Self::Fail
+            | Self::Find { .. } => Scope::Qp,
+            Self::Status { .. }
+            | Self::Opcode { .. }
+            | Self::Hold { .. }
+            | Self::Release { .. }
+            | Self::Vanish { .. }
+            | Self::Duplicate { .. }
+            | Self::Refuse { .. }
+            | Self::Mute { .. }
+            | Self::Lapse { .. }
+            | Self::Modify { .. }
+            | Self::Event { .. } => Scope::Qps,
+            Self::Dereg { .. }
+            | Self::Create { .. }
+            | Self::Arm { .. }
+            | Self::Rearm { .. }
+            | Self::Peek { .. }
+            | Self::Eager { .. } => Scope::Device,
+            Self::Reject { .. }
+            | Self::Silence { .. }
+            | Self::Expire
+            | Self::End
+            | Self::Lose { .. }
+            | Self::Unlisten { .. } => Scope::Cm,
+        }
+    }
+}
+
 /// The injections that are left for the requests of a QP.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Plan {
@@ -322,24 +370,8 @@ impl Plan {
             }
             Injection::Lapse { after, errno } => self.lapse = Some((after, errno)),
             Injection::Modify { errno, count } => (self.modify, self.modifies) = (errno, count),
-            Injection::Connect { .. }
-            | Injection::Fail
-            | Injection::Event { .. }
-            | Injection::Create { .. }
-            | Injection::Dereg { .. }
-            | Injection::Stall { .. }
-            | Injection::Dwell { .. }
-            | Injection::Find { .. }
-            | Injection::Arm { .. }
-            | Injection::Rearm { .. }
-            | Injection::Eager { .. }
-            | Injection::Reject { .. }
-            | Injection::Silence { .. }
-            | Injection::Expire
-            | Injection::End
-            | Injection::Unlisten { .. }
-            | Injection::Lose { .. } => {}
             Injection::Peek { on } => self.peek = on,
+            _ => {}
         }
         self.update();
     }
