@@ -24,10 +24,10 @@ use crate::{
 use kernel::prelude::*;
 use rdma_bindings as bindings;
 
-/// The fields that only some requests have.
+/// The fields that only some requests have: the segment of their operation in hardware's queues.
 #[derive(Clone, Copy)]
-pub(crate) enum Extra {
-    Nothing,
+pub(crate) enum Segment {
+    None,
     /// RDMA READ and WRITE.
     Remote {
         addr: u64,
@@ -60,7 +60,7 @@ pub(crate) struct SendWr<'a> {
     /// Immediate data, as they came, or the key to invalidate.
     pub(crate) ex: u32,
     pub(crate) sges: &'a [Sge],
-    pub(crate) extra: Extra,
+    pub(crate) segment: Segment,
 }
 
 impl SendWr<'_> {
@@ -267,10 +267,10 @@ impl Machine {
     pub(crate) fn execute(&mut self, index: usize, wr: &SendWr<'_>) -> Result<u32, Status> {
         match wr.opcode {
             bindings::ib_wr_opcode_IB_WR_REG_MR => {
-                if let Extra::Register {
+                if let Segment::Register {
                     index,
                     registration,
-                } = wr.extra
+                } = wr.segment
                 {
                     if let Some(mr) = self.mrs.get_mut(index) {
                         mr.register(registration);
@@ -291,11 +291,11 @@ impl Machine {
             // Without a peer the request succeeds.
             return Ok(u32::try_from(length(wr.sges)).unwrap_or(u32::MAX));
         };
-        match (wr.opcode, wr.extra) {
+        match (wr.opcode, wr.segment) {
             (
                 bindings::ib_wr_opcode_IB_WR_RDMA_READ
                 | bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV,
-                Extra::Remote { addr, key },
+                Segment::Remote { addr, key },
             ) => {
                 let read = self.read(wr, addr, key)?;
                 if wr.opcode == bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV {
@@ -303,7 +303,7 @@ impl Machine {
                 }
                 Ok(read)
             }
-            (_, Extra::Remote { addr, key }) => {
+            (_, Segment::Remote { addr, key }) => {
                 self.write(wr, addr, key)?;
                 if wr.has_imm() {
                     let bytes = u32::try_from(length(wr.sges)).unwrap_or(u32::MAX);
@@ -313,7 +313,7 @@ impl Machine {
             }
             (
                 _,
-                Extra::Atomic {
+                Segment::Atomic {
                     addr,
                     key,
                     compare_add,
@@ -333,8 +333,8 @@ impl Machine {
         let Some(qp) = self.qps.get(index) else {
             return Ok(None);
         };
-        let num = match wr.extra {
-            Extra::Datagram { num, .. } => num,
+        let num = match wr.segment {
+            Segment::Datagram { num, .. } => num,
             _ => qp.attr.dest_qp_num,
         };
         if num == 0 {
@@ -346,8 +346,8 @@ impl Machine {
         let ready = self.qps.get(peer).is_some_and(|peer| {
             peer.can_receive()
                 && peer.config.kind == qp.config.kind
-                && match wr.extra {
-                    Extra::Datagram { qkey, .. } => peer.attr.qkey == qkey,
+                && match wr.segment {
+                    Segment::Datagram { qkey, .. } => peer.attr.qkey == qkey,
                     _ => peer.attr.dest_qp_num == qp.num,
                 }
         });

@@ -40,7 +40,7 @@ use crate::{
         MAX_PAGES, //
     },
     post::{
-        Extra,
+        Segment,
         SendWr, //
     },
     qp::{
@@ -768,14 +768,14 @@ unsafe fn peek(list: *const bindings::ib_sge, count: c_int) -> Result {
 ///
 /// `wr` is a valid request of a QP of that type.
 #[inline]
-unsafe fn extra(wr: *const bindings::ib_send_wr, is_ud: bool) -> Extra {
+unsafe fn segment(wr: *const bindings::ib_send_wr, is_ud: bool) -> Segment {
     // SAFETY: The caller promises that the request is valid: it is in the structure that its
     // opcode, or the type of its QP, says, and an MR that it registers is one of this device.
     unsafe {
         match (*wr).opcode {
             _ if is_ud => {
                 let ud = &*wr.cast::<bindings::ib_ud_wr>();
-                Extra::Datagram {
+                Segment::Datagram {
                     num: ud.remote_qpn,
                     qkey: ud.remote_qkey,
                 }
@@ -785,7 +785,7 @@ unsafe fn extra(wr: *const bindings::ib_send_wr, is_ud: bool) -> Extra {
             | bindings::ib_wr_opcode_IB_WR_RDMA_READ
             | bindings::ib_wr_opcode_IB_WR_RDMA_READ_WITH_INV => {
                 let rdma = wr.cast::<bindings::ib_rdma_wr>();
-                Extra::Remote {
+                Segment::Remote {
                     addr: (*rdma).remote_addr,
                     key: (*rdma).rkey,
                 }
@@ -793,7 +793,7 @@ unsafe fn extra(wr: *const bindings::ib_send_wr, is_ud: bool) -> Extra {
             bindings::ib_wr_opcode_IB_WR_ATOMIC_CMP_AND_SWP
             | bindings::ib_wr_opcode_IB_WR_ATOMIC_FETCH_AND_ADD => {
                 let atomic = &*wr.cast::<bindings::ib_atomic_wr>();
-                Extra::Atomic {
+                Segment::Atomic {
                     addr: atomic.remote_addr,
                     key: atomic.rkey,
                     compare_add: atomic.compare_add,
@@ -803,7 +803,7 @@ unsafe fn extra(wr: *const bindings::ib_send_wr, is_ud: bool) -> Extra {
             bindings::ib_wr_opcode_IB_WR_REG_MR => {
                 let reg = &*wr.cast::<bindings::ib_reg_wr>();
                 let mr = &*reg.mr;
-                Extra::Register {
+                Segment::Register {
                     index: (*reg.mr.cast::<IbMr>()).index,
                     registration: Registration {
                         key: reg.key,
@@ -814,7 +814,7 @@ unsafe fn extra(wr: *const bindings::ib_send_wr, is_ud: bool) -> Extra {
                     },
                 }
             }
-            _ => Extra::Nothing,
+            _ => Segment::None,
         }
     }
 }
@@ -945,7 +945,7 @@ unsafe fn post_one(
             flags: (*wr).send_flags,
             ex: *(*wr).ex.invalidate_rkey,
             sges: entries((*wr).sg_list, (*wr).num_sge),
-            extra: extra(wr, is_ud),
+            segment: segment(wr, is_ud),
         };
         (qp_parts(qp).1, request)
     };
