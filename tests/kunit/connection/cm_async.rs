@@ -226,7 +226,7 @@ mod tests {
         let resolved = dialer.resolved.clone();
         let options = cm::Options::default();
         let id = cm::Id::connect_to(&env.client, nowhere, STEP_MS, &options, dialer, &env.cx);
-        check!(id.is_err());
+        check_err!(id, ENETUNREACH);
         check_eq!((resolved.get(), gone.get()), (0, 1));
         Ok(())
     }

@@ -84,7 +84,7 @@ mod tests {
             src: Some(SocketAddr::new(Ipv4Addr::new(198, 51, 100, 1).into(), 0)),
             ..Default::default()
         };
-        check!(create(&env, &options).is_err());
+        check_err!(create(&env, &options), EADDRNOTAVAIL);
         Ok(())
     }
 

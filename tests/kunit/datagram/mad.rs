@@ -250,7 +250,7 @@ mod tests {
         let mut nowhere = from.gid();
         nowhere.0[3] ^= 1;
         let made = Peer::new(&mads.client, &from, nowhere, &mads.env.cx);
-        check!(made.is_err());
+        check_err!(made, ENETUNREACH);
         Ok(())
     }
 }
