@@ -98,6 +98,7 @@ pub(crate) use message::{
 #[cfg(debug_assertions)]
 pub(crate) use null::duplicate;
 pub(crate) use null::{
+    flush_events,
     null_device,
     order,
     Null,
