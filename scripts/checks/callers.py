@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """The callers of the crate's public functions, as the compiler has resolved them.
 
-The samples and the examples (those of the pages in tests/examples, and those in the crate's own
-documentation) are compiled to MIR, in which each call has the path of the function that is meant. A
+The ULPs (samples, drivers of NVMe, transport of 9P) and the examples (those of the pages in tests/examples, and those
+in the crate's own documentation) are compiled to MIR, in which each call has the path of the function that is meant. A
 name in a test's source is taken for a call.
 """
 
@@ -20,8 +20,9 @@ TOP = Path(__file__).resolve().parents[2]
 OUT = TOP / "build/callers"
 # Nothing is inlined, and each function has its whole path.
 MIR = ["-Zinline-mir=no", "-Ztrim-diagnostic-paths=no", "-Awarnings"]
-SAMPLES = ["kv/kv", "mad_ping/mad_ping", "minimal/minimal", "perf/perf", "replog/replog", "rpc/rpc", "rping/rping",
-           "ud_echo/ud_echo"]
+ULPS = ["samples/kv/kv", "samples/mad_ping/mad_ping", "samples/minimal/minimal", "samples/perf/perf",
+        "samples/replog/replog", "samples/rpc/rpc", "samples/rping/rping", "samples/ud_echo/ud_echo",
+        "drivers/nvme/host/nvme_rdma_rs", "drivers/nvme/target/nvmet_rdma_rs", "net/9p/trans_rdma"]
 
 
 def public(kernel):
@@ -73,13 +74,15 @@ def compile_mir(name, kernel, command, env, source, *flags):
     return calls(target)
 
 
-def of_samples(kernel):
-    """Returns {(type, name): samples}, with the modules built for a kernel."""
+def of_ulps(kernel):
+    """Returns {(type, name): ULPs}, with the modules built for a kernel."""
     found = {}
-    for sample in SAMPLES:
-        env, command = kbuild.rust(f"{kernel}/samples/{sample}.o")
-        for function in compile_mir(Path(sample).stem, kernel, command, env, TOP / f"samples/{sample}.rs"):
-            found.setdefault(function, []).append(Path(sample).stem)
+    for ulp in ULPS:
+        env, command = kbuild.rust(f"{kernel}/{ulp}.o")
+        # kbuild records no variables that a rule exports.
+        env["NVME_BINDINGS_DIR"] = str((TOP / "build" / kernel / ulp).parent)
+        for function in compile_mir(Path(ulp).stem, kernel, command, env, TOP / f"{ulp}.rs"):
+            found.setdefault(function, []).append(Path(ulp).stem)
     return found
 
 
@@ -96,15 +99,15 @@ def of_examples(kernel):
 
 
 def table(kernel):
-    """Returns {(type, name): caller} of all public functions: a sample, "example", "test" or "none"."""
+    """Returns {(type, name): caller} of all public functions: ULPs, "example", "test" or "none"."""
     OUT.mkdir(parents=True, exist_ok=True)
-    samples, examples = of_samples(kernel), of_examples(kernel)
+    ulps, examples = of_ulps(kernel), of_examples(kernel)
     tests = "\n".join(path.read_text() for folder in ("kunit", "random", "soak", "twins", "netns", "asm", "compile")
                       for path in (TOP / "tests" / folder).rglob("*.rs"))
     found = {}
     for function in sorted(public(kernel)):
-        if function in samples:
-            found[function] = " ".join(samples[function])
+        if function in ulps:
+            found[function] = " ".join(ulps[function])
         elif function in examples:
             found[function] = "example"
         else:
