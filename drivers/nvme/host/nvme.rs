@@ -63,6 +63,7 @@ use kernel::{
 use rdma::{
     client::{
         is_live,
+        ClientRef,
         ModuleClient, //
     },
     context::{
@@ -255,13 +256,18 @@ impl Registered {
     }
 }
 
-/// A transport that is registered with nvme-fabrics. If it is dropped before the module is
-/// unloaded, its [`Entry`] is leaked.
+/// A transport that is registered with nvme-fabrics. It keeps the client: drop it in
+/// [`Client::unload`](rdma::client::Client::unload). If it is forgotten, the module cannot be
+/// unloaded. If it is dropped before that begins, its [`Entry`] is leaked.
 ///
 /// # Invariants
 ///
-/// The entry is from a box, and is registered.
-pub(crate) struct Registration<T: Transport>(NonNull<Entry<T>>);
+/// The entry is from a box, and is registered. The client, which is that of the module that the
+/// entry names, keeps the text of it until the entry is not registered.
+pub(crate) struct Registration<T: Transport> {
+    entry: NonNull<Entry<T>>,
+    _client: ClientRef,
+}
 
 // SAFETY: Transports may be registered and unregistered in any thread: their list is locked.
 unsafe impl<T: Transport> Send for Registration<T> {}
@@ -290,7 +296,8 @@ struct Entry<T: Transport> {
 impl<T: Transport> Registration<T> {
     /// Registers the transport. Fails with `EBUSY` if it is registered; `ENOMEM`. The last step of
     /// loading a module: controllers are made from here on.
-    pub(crate) fn new(_cx: &Sleepable) -> Result<Self> {
+    pub(crate) fn new(cx: &Sleepable) -> Result<Self> {
+        let client = ClientRef::of::<T::Client>(cx)?;
         let ops = bindings::nvmf_transport_ops {
             module: T::Client::module().as_ptr(),
             name: T::name().as_char_ptr(),
@@ -315,16 +322,20 @@ impl<T: Transport> Registration<T> {
         // It cannot fail, as there is a `create_ctrl`.
         //
         // SAFETY: The structure stays where it is until `drop` has taken it out of the list, and
-        // the module is being unloaded. While nvme-fabrics uses it outside the lock of the list,
-        // it has a reference to the module.
+        // the module is being unloaded. So long the client is kept, without which the unload does
+        // not end, also if `drop` is never called. While nvme-fabrics uses the structure outside
+        // the lock of the list, it has a reference to the module.
         unsafe { bindings::nvmf_register_transport(entry.ops.get()) };
-        // INVARIANT: It was just registered.
-        Ok(Self(entry.into()))
+        // INVARIANT: It was just registered, with the module of `T::Client`.
+        Ok(Self {
+            entry: entry.into(),
+            _client: client,
+        })
     }
 
     fn entry(&self) -> &Entry<T> {
         // SAFETY: By the type invariant the entry is valid, and it is only shared.
-        unsafe { self.0.as_ref() }
+        unsafe { self.entry.as_ref() }
     }
 
     /// Deletes the controllers that `which` says, and waits for that (`nvme_delete_ctrl`). One that
@@ -475,7 +486,7 @@ impl<T: Transport> Drop for Registration<T> {
         if !is_live::<T::Client>() {
             // SAFETY: By the type invariant the entry is from a box. Nobody uses it, as the module
             // has no reference.
-            drop(unsafe { KBox::from_raw(self.0.as_ptr()) });
+            drop(unsafe { KBox::from_raw(self.entry.as_ptr()) });
         }
     }
 }
