@@ -544,8 +544,8 @@ impl<T: Transport> Operations<T> {
 ///
 /// # Invariants
 ///
-/// The operations are in the list of transports. The client keeps the text of the module until they
-/// are not.
+/// The operations are in the list of transports. The client, which is that of the module that they
+/// name, keeps its text until they are not.
 pub(crate) struct Registration<T: Transport> {
     operations: &'static Operations<T>,
     _client: ClientRef,
@@ -554,11 +554,8 @@ pub(crate) struct Registration<T: Transport> {
 impl<T: Transport> Registration<T> {
     /// Registers the transport. The last step of loading a module: there are mounts from here on.
     /// Fails with `EBUSY` if it is registered.
-    pub(crate) fn new(
-        operations: &'static Operations<T>,
-        client: &ClientRef,
-        _cx: &Sleepable,
-    ) -> Result<Self> {
+    pub(crate) fn new(operations: &'static Operations<T>, cx: &Sleepable) -> Result<Self> {
+        let client = ClientRef::of::<crate::NineP>(cx)?;
         if operations.is_registered.xchg(true, Full) {
             return Err(EBUSY);
         }
@@ -566,10 +563,10 @@ impl<T: Transport> Registration<T> {
         // the client is kept, without which the module is not unloaded. A mount has a reference to
         // the module while C uses it outside the lock of the list.
         unsafe { bindings::v9fs_register_trans(operations.raw.get()) };
-        // INVARIANT: They are in the list from here on.
+        // INVARIANT: They are in the list from here on, with the module of this client.
         Ok(Self {
             operations,
-            _client: client.clone(),
+            _client: client,
         })
     }
 

@@ -530,8 +530,8 @@ impl Client for NineP {
         })
     }
 
-    fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
-        let transport = client::Registration::new(&OPERATIONS, client, cx)?;
+    fn ready(self: Pin<&Self>, _client: &ClientRef, cx: &Sleepable) -> Result {
+        let transport = client::Registration::new(&OPERATIONS, cx)?;
         *self.transport.lock() = Some(transport);
         Ok(())
     }

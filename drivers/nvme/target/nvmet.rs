@@ -137,15 +137,16 @@ impl Transport {
 
     /// Registers the transport, once. It is the last step of loading the module, as ports are
     /// added from here on. Fails with `EBUSY` if there is another transport for RDMA.
-    pub(crate) fn register(&self, client: &ClientRef, _cx: &Sleepable) -> Result {
+    pub(crate) fn register(&self, cx: &Sleepable) -> Result {
+        let client = ClientRef::of::<NvmetRdma>(cx)?;
         let mut registered = self.client.lock();
         let at = Arc::as_ptr(&self.target) as usize;
         TARGET.cmpxchg(0, at, Full).map_err(|_| EBUSY)?;
-        // SAFETY: The structure is static. The client is kept until `unregister`, and by each port
-        // and queue, and with it the text of the module.
+        // SAFETY: The structure is static. The client, which is that of the module that it names, is
+        // kept until `unregister`, and by each port and queue, and with it the text of the module.
         to_result(unsafe { bindings::nvmet_register_transport(&raw const *OPS) })
             .map_err(|_| EBUSY)?;
-        *registered = Some(client.clone());
+        *registered = Some(client);
         Ok(())
     }
 

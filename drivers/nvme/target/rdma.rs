@@ -122,9 +122,9 @@ impl Client for NvmetRdma {
 
     /// Registers the transport, as the last step: what fails after it would unload the module while
     /// it is called.
-    fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
+    fn ready(self: Pin<&Self>, _client: &ClientRef, cx: &Sleepable) -> Result {
         pr_info!("T10-PI and peer-to-peer DMA are not supported\n");
-        let registered = self.transport.register(client, cx);
+        let registered = self.transport.register(cx);
         registered
             .inspect_err(|_| pr_err!("nvmet has a transport for RDMA: unload nvmet-rdma first\n"))
     }
