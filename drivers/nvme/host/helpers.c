@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/in6.h>
+#include <linux/inet.h>
 #include <linux/rcupdate.h>
+#include <net/net_namespace.h>
 
 #include "helpers.h"
 
@@ -54,6 +57,27 @@ void nvme_helper_reconnected(struct nvme_ctrl *ctrl)
 unsigned int nvme_helper_nr_io_queues(struct nvmf_ctrl_options *opts)
 {
 	return nvmf_nr_io_queues(opts);
+}
+
+int nvme_helper_addr(const char *addr, const char *port, u8 ip[16], u16 *num, u32 *scope)
+{
+	struct sockaddr_storage parsed = {};
+	struct sockaddr_in *v4 = (struct sockaddr_in *)&parsed;
+	struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&parsed;
+	int ret;
+
+	ret = inet_pton_with_scope(&init_net, AF_UNSPEC, addr, port, &parsed);
+	if (ret)
+		return ret;
+	if (parsed.ss_family == AF_INET) {
+		memcpy(ip, &v4->sin_addr, sizeof(v4->sin_addr));
+		*num = be16_to_cpu(v4->sin_port);
+		return 0;
+	}
+	memcpy(ip, &v6->sin6_addr, sizeof(v6->sin6_addr));
+	*num = be16_to_cpu(v6->sin6_port);
+	*scope = v6->sin6_scope_id;
+	return 1;
 }
 
 /* Returns 0 if the request was started, NVME_HELPER_NOT_READY or a blk_status_t if not. */

@@ -34,6 +34,12 @@ unsigned long nvme_helper_get_virt_boundary(struct nvme_ctrl *ctrl, bool is_admi
 void nvme_helper_reconnected(struct nvme_ctrl *ctrl);
 unsigned int nvme_helper_nr_io_queues(struct nvmf_ctrl_options *opts);
 
+/*
+ * Parses an address, and a port unless that is NULL (inet_pton_with_scope()): returns 1 if it is
+ * one of IPv6, 0 if it is one of IPv4, of 4 bytes, or an error.
+ */
+int nvme_helper_addr(const char *addr, const char *port, u8 ip[16], u16 *num, u32 *scope);
+
 int nvme_helper_begin_request(struct nvme_ctrl *ctrl, struct nvme_ns *ns, struct request *rq,
 			      bool queue_live);
 void nvme_helper_end_request(struct request *rq, __le16 status, __le64 result);

@@ -38,12 +38,17 @@ use core::{
     any::TypeId,
     marker::PhantomData,
     mem::ManuallyDrop,
+    net::{
+        SocketAddr,
+        SocketAddrV6, //
+    },
     ptr::{
         self,
         NonNull, //
     }, //
 };
 use kernel::{
+    error::to_result,
     new_mutex,
     prelude::*,
     str::CStr,
@@ -181,22 +186,59 @@ impl<'a> Options<'a> {
         unsafe { CStr::from_char_ptr(text.as_ptr()) }.to_str().ok()
     }
 
-    /// Returns the address of the target.
-    pub(crate) fn traddr(&self) -> Option<&'a str> {
-        // SAFETY: It is one of the options, and does not change.
-        unsafe { self.text((*self.0).traddr) }
+    /// Parses an address, and a port if that is not null (`inet_pton_with_scope`).
+    ///
+    /// # Safety
+    ///
+    /// Each is null or one of the options that do not change.
+    unsafe fn addr(addr: *const c_char, port: *const c_char) -> Result<SocketAddr> {
+        if addr.is_null() {
+            return Err(EINVAL);
+        }
+        let (mut ip, mut num, mut scope) = ([0; 16], 0, 0);
+        // SAFETY: The options are C strings, and stay during the call. There is room for what is
+        // returned.
+        let is_v6 = unsafe {
+            let (num, scope) = (&raw mut num, &raw mut scope);
+            bindings::nvme_helper_addr(addr, port, ip.as_mut_ptr(), num, scope)
+        };
+        to_result(is_v6)?;
+        let [a, b, c, d, ..] = ip;
+        Ok(match is_v6 {
+            0 => SocketAddr::new([a, b, c, d].into(), num),
+            _ => SocketAddrV6::new(ip.into(), num, 0, scope).into(),
+        })
     }
 
-    /// Returns the port of the target.
-    pub(crate) fn trsvcid(&self) -> Option<&'a str> {
-        // SAFETY: It is one of the options, and does not change.
-        unsafe { self.text((*self.0).trsvcid) }
+    /// Returns the address of the target. Fails with `EINVAL`, and reports it, if there is none or
+    /// it is malformed.
+    pub(crate) fn traddr(&self) -> Result<SocketAddr> {
+        // SAFETY: They are options, and do not change.
+        unsafe {
+            let (addr, port) = ((*self.0).traddr, (*self.0).trsvcid);
+            Self::addr(addr, port).inspect_err(|_| {
+                let (addr, port) = (self.text(addr), self.text(port));
+                let (addr, port) = (addr.unwrap_or(""), port.unwrap_or(""));
+                pr_err!("malformed address passed: {addr}:{port}\n");
+            })
+        }
     }
 
-    /// Returns the address to connect from.
-    pub(crate) fn host_traddr(&self) -> Option<&'a str> {
+    /// Returns the address to connect from, if one was given. Fails with `EINVAL`, and reports it,
+    /// if it is malformed.
+    pub(crate) fn host_traddr(&self) -> Result<Option<SocketAddr>> {
         // SAFETY: It is one of the options, and does not change.
-        unsafe { self.text((*self.0).host_traddr) }
+        unsafe {
+            let addr = (*self.0).host_traddr;
+            if addr.is_null() {
+                return Ok(None);
+            }
+            let parsed = Self::addr(addr, ptr::null()).inspect_err(|_| {
+                let addr = self.text(addr).unwrap_or("");
+                pr_err!("malformed src address passed: {addr}\n");
+            });
+            parsed.map(Some)
+        }
     }
 
     /// Returns the name of the subsystem.

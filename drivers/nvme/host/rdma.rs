@@ -26,10 +26,7 @@ use crate::{
 use bindings::nvme_common_command as Command;
 use core::{
     mem::offset_of,
-    net::{
-        IpAddr,
-        SocketAddr, //
-    },
+    net::SocketAddr,
     ops::{
         Range,
         RangeInclusive, //
@@ -1204,7 +1201,7 @@ impl Transport for Rdma {
     }
 
     fn new(opts: &Options<'_>) -> impl PinInit<Self, Error> {
-        let (addr, src_addr) = (target_addr(opts), source_addr(opts));
+        let (addr, src_addr) = (opts.traddr(), opts.host_traddr());
         try_pin_init!(Self {
             addr: addr?,
             src_addr: src_addr?,
@@ -1324,34 +1321,6 @@ impl Transport for Rdma {
             admin.link.with_device(|dev| {
                 rdma::dev_err_ratelimited!(dev, "an asynchronous event was not asked for: {e:?}\n");
             });
-        }
-    }
-}
-
-/// Returns the address of the target (`inet_pton_with_scope`).
-fn target_addr(opts: &Options<'_>) -> Result<SocketAddr> {
-    let ip = opts.traddr().and_then(|text| text.parse::<IpAddr>().ok());
-    let port = opts.trsvcid().and_then(|text| text.parse::<u16>().ok());
-    match (ip, port) {
-        (Some(ip), Some(port)) => Ok(SocketAddr::new(ip, port)),
-        _ => {
-            let (addr, port) = (opts.traddr().unwrap_or(""), opts.trsvcid().unwrap_or(""));
-            pr_err!("malformed address passed: {addr}:{port}\n");
-            Err(EINVAL)
-        }
-    }
-}
-
-/// Returns the address to connect from, if the user has given one.
-fn source_addr(opts: &Options<'_>) -> Result<Option<SocketAddr>> {
-    let Some(text) = opts.host_traddr() else {
-        return Ok(None);
-    };
-    match text.parse::<IpAddr>() {
-        Ok(ip) => Ok(Some(SocketAddr::new(ip, 0))),
-        Err(_) => {
-            pr_err!("malformed src address passed: {text}\n");
-            Err(EINVAL)
         }
     }
 }
