@@ -29,8 +29,8 @@ class Queue:
             buffer = self.peer.buffer(wire.COMPLETION)
             self.answers[buffer.place] = buffer
             self.receive(buffer)
-        self.capsules = [self.peer.buffer(ROOM) for _ in range(16)]
-        self.sent = 0
+        # What SENDs have that have not completed, by its place, and what none has.
+        self.sending, self.idle = {}, []
 
     def receive(self, buffer):
         self.peer.tell("recv", self.number, buffer.place, buffer.length)
@@ -51,8 +51,8 @@ class Queue:
 
     def send(self, capsule, data=b"", length=None, how="send", *words):
         """Sends a capsule with inline data; of all that only so many bytes, if length says so."""
-        buffer = self.capsules[self.sent % len(self.capsules)]
-        self.sent += 1
+        buffer = self.idle.pop() if self.idle else self.peer.buffer(ROOM)
+        self.sending[buffer.place] = buffer
         whole = bytes(capsule) + bytes(data)
         buffer.put(whole)
         length = len(whole) if length is None else length
@@ -66,6 +66,8 @@ class Queue:
         if done.status != SUCCESS:
             self.closed = f"completion with status {done.status}"
             return self.closed
+        if done.place in self.sending:
+            self.idle.append(self.sending.pop(done.place))
         if done.opcode & RECEIVE:
             buffer = self.answers[done.place]
             said = wire.reply(buffer.get(), done.length, done.key)

@@ -23,9 +23,10 @@ class Queue:
         for _ in range(depth):
             buffer = self.peer.buffer(wire.CAPSULE + 4096)
             self.buffers[buffer.place] = buffer
-        self.answers = [self.peer.buffer(64) for _ in range(16)]
+        # What SENDs have that have not completed, by its place, and what none has.
+        self.sending, self.idle = {}, []
         self.data = [self.peer.buffer(LARGEST) for _ in range(4)]
-        self.sent, self.closed, self.pending = 0, "", []
+        self.closed, self.pending = "", []
 
     def post(self, buffer):
         try:
@@ -35,8 +36,8 @@ class Queue:
 
     def reply(self, cid, result=0, status=0, key=0, length=wire.COMPLETION, how=""):
         """Sends a completion, which invalidates a key, if there is one."""
-        buffer = self.answers[self.sent % len(self.answers)]
-        self.sent += 1
+        buffer = self.idle.pop() if self.idle else self.peer.buffer(64)
+        self.sending[buffer.place] = buffer
         buffer.put(wire.completion(cid, result, status, self.qid).ljust(length, b"\0"))
         words = ("sendinv", key) if key else ("send", "")
         self.peer.tell(how or words[0], self.number, buffer.place, length, words[1])
@@ -114,6 +115,8 @@ class Target:
         if done.status != SUCCESS:
             queue.closed = f"status {done.status}"
             return
+        if done.place in queue.sending:
+            queue.idle.append(queue.sending.pop(done.place))
         if not done.opcode & RECEIVE:
             return
         buffer = queue.buffers[done.place]
