@@ -71,7 +71,10 @@ use crate::{
         Refusal, //
     }, //
 };
-use core::ops;
+use core::{
+    cell::UnsafeCell,
+    ops, //
+};
 use kernel::sync::{
     atomic::{
         Atomic,
@@ -418,55 +421,57 @@ trait AnySlots: posted::Entries {
     fn entries(&self) -> &dyn posted::Entries;
 }
 
-/// All slots of an SRQ.
+/// All slots of an SRQ, side by side. Each is in a cell, as one that is posted or handed out is used
+/// exclusively, beside the others.
 ///
 /// # Invariants
 ///
-/// The pointers are from `KBox::leak`.
-struct Slots<T, const N: usize>(KVVec<NonNull<Memory<T>>>);
+/// The vector has all its slots, so that it does not move them: they stay in place until it is
+/// dropped.
+struct Slots<T, const N: usize>(KVVec<UnsafeCell<Memory<T>>>);
 
-// SAFETY: It owns the values, which are `Send`.
+// SAFETY: It owns the values, which are `Send`; what `queue` points to is `Sync`.
 unsafe impl<T: Send, const N: usize> Send for Slots<T, N> {}
 // SAFETY: A shared reference gives access to atomics only, and to what is posted once.
 unsafe impl<T: Send, const N: usize> Sync for Slots<T, N> {}
 
 impl<T: Receive<N>, const N: usize> Slots<T, N> {
     fn new<I: PinInit<T, Error>>(slots: u32, mut init: impl FnMut(u32) -> I) -> Result<Self> {
-        let mut all = Self(KVVec::with_capacity(
-            slots as usize,
-            GFP_KERNEL | __GFP_NOWARN,
-        )?);
+        let flags = GFP_KERNEL | __GFP_NOWARN;
+        let mut all = KVVec::<UnsafeCell<Memory<T>>>::with_capacity(slots as usize, flags)?;
         for i in 0..slots {
             let value = init(i);
             // INVARIANT: The slot is neither posted nor handed out.
-            let memory = KBox::pin_init(
-                try_pin_init!(Memory {
-                    cqe: bindings::ib_cqe {
-                        done: Some(done::<T, N>),
-                    },
-                    queue: NonNull::dangling(),
-                    state: posted::State::new(),
-                    value <- value,
-                }),
-                GFP_KERNEL,
-            )?;
-            // SAFETY: The memory is not moved before it is dropped.
-            let memory = KBox::leak(unsafe { Pin::into_inner_unchecked(memory) });
-            // INVARIANT: The box was just leaked. The vector has the capacity for it.
-            all.0.push(NonNull::from(memory), GFP_KERNEL)?;
+            let memory = try_pin_init!(Memory {
+                cqe: bindings::ib_cqe {
+                    done: Some(done::<T, N>),
+                },
+                queue: NonNull::dangling(),
+                state: posted::State::new(),
+                value <- value,
+            });
+            let slot = all.spare_capacity_mut().first_mut().ok_or(ENOMEM)?;
+            // SAFETY: The slot is spare capacity, so it is valid for writes; a cell has the layout
+            // of its content. It is not moved, as the vector does not grow beyond its capacity. If
+            // this fails, the slot is not counted, so nothing is dropped.
+            unsafe { pin_init::raw_try_init(slot.as_mut_ptr().cast::<Memory<T>>(), memory)? };
+            // SAFETY: The slot behind the last one was just initialised.
+            unsafe { all.inc_len(1) };
         }
-        Ok(all)
+        // INVARIANT: These are all.
+        Ok(Self(all))
     }
 }
 
 impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
     unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result {
-        for memory in &self.0 {
+        for slot in &self.0 {
+            let memory = NonNull::from(slot).cast::<Memory<T>>();
             // SAFETY: The slot was not posted yet, so its memory is unused; the caller promises
             // that this is its queue.
             unsafe {
                 (*memory.as_ptr()).queue = queue;
-                post::<T, N>(queue.as_ref(), *memory)
+                post::<T, N>(queue.as_ref(), memory)
             }
             .map_err(|refused| refused.error)?;
         }
@@ -480,19 +485,10 @@ impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
 
 impl<T: Receive<N>, const N: usize> posted::Entries for Slots<T, N> {
     fn entry(&self, index: usize) -> Option<(*mut c_void, &posted::State)> {
-        let memory = self.0.get(index)?.as_ptr();
-        // SAFETY: The memory is freed by the drop of `self`; only this field is borrowed.
+        let memory = self.0.get(index)?.get();
+        // SAFETY: By the type invariant the slot is valid while `self` is borrowed. Its state, of
+        // atomics, is shared with whoever has the slot; only this field is borrowed.
         Some(unsafe { ((&raw mut (*memory).value).cast(), &(*memory).state) })
-    }
-}
-
-impl<T, const N: usize> Drop for Slots<T, N> {
-    fn drop(&mut self) {
-        for memory in &self.0 {
-            // SAFETY: By the type invariant the pointer is from `KBox::leak`. `Inner` is
-            // dropped when the SRQ is destroyed and no slot is handed out, so it is unused.
-            drop(unsafe { KBox::from_raw(memory.as_ptr()) });
-        }
     }
 }
 

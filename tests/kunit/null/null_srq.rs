@@ -25,6 +25,7 @@ use crate::{
         CAPS, //
     }, //
 };
+use core::ptr;
 use kernel::{
     prelude::*,
     sync::SetOnce, //
@@ -192,6 +193,32 @@ mod tests {
     #[test]
     fn slots_post_themselves_again_unbound_workqueue() -> Result {
         many::<UnboundWorkqueue>()
+    }
+
+    /// A slot is behind the one before it, and stays there when it is posted again.
+    #[test]
+    fn slots_are_side_by_side() -> Result {
+        // The callback, the queue and the state.
+        const STRIDE: usize = size_of::<RecvBuf>() + 4 * size_of::<u64>();
+        let shared = Shared::<Softirq>::new(4, true)?;
+        let places = || -> Result<KVec<usize>> {
+            for byte in 0..4 {
+                shared.send(&[byte])?;
+            }
+            wait(|| shared.recv_list.len() == 4)?;
+            let mut places = KVec::new();
+            for received in shared.recv_list.take() {
+                places.push(ptr::from_ref(&*received.slot).addr(), GFP_KERNEL)?;
+            }
+            places.sort_unstable();
+            Ok(places)
+        };
+        let first = places()?;
+        for pair in first.windows(2) {
+            check_eq!(pair[1] - pair[0], STRIDE);
+        }
+        check_eq!(places()?, first);
+        Ok(())
     }
 
     #[test]
