@@ -105,6 +105,16 @@ class Nvme(unittest.TestCase):
         self.assertLessEqual(abs(found["ratio"] - 1), found["spread"])
         self.assertAlmostEqual(found["p99_spread"], found["spread"])
 
+    def test_each_pair_is_compared_with_the_first_one(self):
+        found = list(bench_nvme.rows(turns([(100_000, 110_000, 103_000)], ("c:c", "c:rust", "rust:c"))))
+        self.assertEqual([(row["pairs"], row["ratio"], row["rounds"]) for row in found],
+                         [(["c:c", "c:rust"], 1.1, 1), (["c:c", "rust:c"], 1.03, 1)])
+
+    def test_the_spread_of_a_third_pair_is_no_row_s(self):
+        figures = [(100_000, 110_000, 90_000), (100_000, 110_000, 95_000)]
+        found = list(bench_nvme.rows(turns(figures, ("c:c", "c:rust", "rust:c"))))
+        self.assertEqual([row["spread"] for row in found], [0, 5_000 / 92_500])
+
     def test_what_two_pairs_differ_by_is_no_spread(self):
         found, = bench_nvme.rows(turns([(100_000, 110_000), (100_100, 110_000)], ("c:c", "c:rust")))
         self.assertAlmostEqual(found["spread"], 100 / 100_050)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """NVMe over RDMA in the benchmark: from its jobs to rows, and what is made of these.
 
-Two pairs of a host's and a target's module, A and B, take turns. A row's figures are the medians of the turns of
-each; its spread is how far apart the turns of one pair are, as a share: equal modules differ by no more than that.
+Pairs of a host's and a target's module take turns. Each is compared, as B, with the first one, A: a row's figures are
+the medians of the turns of each; its spread is how far apart the turns of one of them are, as a share: equal modules
+differ by no more than that.
 """
 
 from collections import defaultdict
@@ -24,24 +25,31 @@ def spread(figures):
 
 
 def rows(runs):
-    """The runs' rows, in the order of the first one."""
-    jobs = defaultdict(list)
+    """The runs' rows, those of each other pair in the order of the first one."""
+    jobs, places = defaultdict(list), set()
     for run in runs:
         jobs[tuple(run[key] for key in KEYS)].append(run)
-    for key, group in jobs.items():
-        turns, figures, tails = defaultdict(list), defaultdict(list), defaultdict(list)
-        for run in group:
-            result = run["result"]
-            turns[run["place"]].append((result["ns"] / result["ops"], result["p99"]))
-            figures[run["pair"]].append(result["ns"] / result["ops"])
-            tails[run["pair"]].append(result["p99"])
-        a, b = ([median(values) for values in zip(*turns[place])] for place in (0, 1))
-        pairs = {run["place"]: run["pair"] for run in group}
-        yield dict(zip(KEYS, key)) | {
-            "device": "rxe0", "clock": "instructions", "unit": "instructions/IO", "pairs": [pairs[0], pairs[1]],
-            "a": a[0], "b": b[0], "ratio": b[0] / a[0], "spread": spread(figures),
-            "grain": max(GRAIN_NS / run["result"]["ns"] for run in group), "rounds": len(group) // len(pairs),
-            "p99_a": a[1], "p99_b": b[1], "p99_spread": spread(tails)}
+        places.add(run["place"])
+    for place in sorted(places - {0}):
+        for key, group in jobs.items():
+            yield compared(key, [run for run in group if run["place"] in (0, place)], place)
+
+
+def compared(key, group, other):
+    """The row of a load, of the runs of the first pair and of that whose place is given."""
+    turns, figures, tails = defaultdict(list), defaultdict(list), defaultdict(list)
+    for run in group:
+        result = run["result"]
+        turns[run["place"]].append((result["ns"] / result["ops"], result["p99"]))
+        figures[run["pair"]].append(result["ns"] / result["ops"])
+        tails[run["pair"]].append(result["p99"])
+    a, b = ([median(values) for values in zip(*turns[place])] for place in (0, other))
+    pairs = {run["place"]: run["pair"] for run in group}
+    return dict(zip(KEYS, key)) | {
+        "device": "rxe0", "clock": "instructions", "unit": "instructions/IO", "pairs": [pairs[0], pairs[other]],
+        "a": a[0], "b": b[0], "ratio": b[0] / a[0], "spread": spread(figures),
+        "grain": max(GRAIN_NS / run["result"]["ns"] for run in group), "rounds": len(group) // len(pairs),
+        "p99_a": a[1], "p99_b": b[1], "p99_spread": spread(tails)}
 
 
 def cells(row):
