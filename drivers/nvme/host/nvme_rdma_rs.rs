@@ -7,7 +7,10 @@
 
 #[path = "../bindings.rs"]
 mod bindings;
+// In both, a panic by a number of a target would end the machine.
+#[warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
 mod nvme;
+#[warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
 mod rdma;
 
 use ::rdma::{

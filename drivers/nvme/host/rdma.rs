@@ -567,7 +567,7 @@ impl Queue {
             // MR, SEND, INV
             sends: 3,
             recvs: recvs(queue_size),
-            send_sge: 1 + inline_segments,
+            send_sge: inline_segments.saturating_add(1),
             ..Load::NONE
         };
         let sizes =
@@ -616,7 +616,7 @@ impl Queue {
             capsule: Buf::alloc(pd, capsule, cx)?,
             data: Data::None,
         };
-        let pages = max_fr_pages(pd.device()) + 1;
+        let pages = max_fr_pages(pd.device()).saturating_add(1);
         let is_event = qid == 0 && id.index == ASYNC_EVENT;
         let waiting = Waiting {
             rq: None,
@@ -912,7 +912,7 @@ impl Queue {
 
 /// Returns the number of receives of a queue: a tag may be free before its receive is posted again.
 fn recvs(queue_size: u16) -> u32 {
-    u32::from(queue_size) + 1
+    u32::from(queue_size).saturating_add(1)
 }
 
 /// Allocates the PD of a controller, on a device that can serve it.
@@ -1036,7 +1036,8 @@ impl Rdma {
         if !is_new {
             setup.update_nr_hw_queues(cx)?;
         }
-        Self::start_io_queues(setup, known + 1..=setup.nr_hw_queues() as u16, cx)
+        let more = known.saturating_add(1)..=setup.nr_hw_queues() as u16;
+        Self::start_io_queues(setup, more, cx)
     }
 
     /// Makes I/O queues and connects them (`nvme_rdma_start_io_queues`).
@@ -1106,7 +1107,7 @@ impl Rdma {
         }
         let wanted = setup.ctrl().opts().queue_size();
         let (size, most) = (
-            usize::from(identity.sqsize) + 1,
+            usize::from(identity.sqsize).saturating_add(1),
             usize::from(identity.maxcmd),
         );
         if wanted > size {

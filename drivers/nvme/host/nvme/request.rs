@@ -311,7 +311,8 @@ unsafe extern "C" fn count_in_flight(rq: *mut bindings::request, count: *mut c_v
     unsafe {
         let state = (&raw const (*rq).state).read_volatile();
         if state == bindings::mq_rq_state_MQ_RQ_IN_FLIGHT {
-            *count.cast::<u32>() += 1;
+            let count = count.cast::<u32>();
+            *count = (*count).saturating_add(1);
         }
     }
     true

@@ -502,7 +502,10 @@ impl<'a, T: Transport> Setup<'a, T> {
             (ctrl, (*(*hctx).queue).tag_set)
         };
         let is_admin = ptr::eq(set, ctrl.admin_set.get());
-        let qid = if is_admin { 0 } else { index as usize + 1 };
+        let qid = match is_admin {
+            true => 0,
+            false => (index as usize).saturating_add(1),
+        };
         let Some(slot) = ctrl.slots.get(qid) else {
             return EINVAL.to_errno();
         };
