@@ -3,9 +3,11 @@
 //! Lengths for which there is no memory in one piece: an error, and no warning of the kernel.
 
 use crate::fixture::{
+    Env,
     Gap,
     Null,
-    NullEnv, //
+    NullEnv,
+    CAPS, //
 };
 use core::mem::size_of;
 use kernel::{
@@ -13,15 +15,22 @@ use kernel::{
     prelude::*, //
 };
 use rdma::{
+    dma::Bufs,
     prelude::*,
     qp::InitAttr,
     rw::{
         Ctx,
         Rw, //
     },
-    session::tags::{
-        Exchange,
-        Tags, //
+    session::{
+        tags::{
+            Exchange,
+            Tags, //
+        },
+        Received,
+        RecvHandler,
+        RecvRing,
+        Room, //
     }, //
 };
 
@@ -52,6 +61,25 @@ impl CqeHandler for Transfer {
     type Needs = context::Atomic;
 
     fn done(_this: Arc<Self>, _wc: &Wc, _cx: &context::Atomic) {}
+}
+
+/// A connection with receives.
+struct Receiver(Arc<Qp<Softirq>>);
+
+impl RecvHandler for Receiver {
+    type Send = Softirq;
+    type Recv = Softirq;
+    type Needs = context::Atomic;
+
+    fn qp(&self) -> &Arc<Qp<Softirq>> {
+        &self.0
+    }
+
+    fn received(_message: Received<'_, Self>, _cx: &context::Atomic) {}
+
+    fn failed(self: ArcBorrow<'_, Self>, _error: WcError) {}
+
+    fn refused(self: ArcBorrow<'_, Self>, _error: Error) {}
 }
 
 fn qp(null: &NullEnv, send_sge: u32) -> Result<Qp<Direct>> {
@@ -141,5 +169,54 @@ mod tests {
         };
         check_err!(new(1 << 16), ENOMEM);
         new(1 << 10)
+    }
+
+    #[test]
+    fn pieces() -> Result {
+        let null = NullEnv::new()?;
+        let (pd, cx) = (&null.env.pd, &null.env.cx);
+        for len in [PIECE + 1, (1 << 32) - 1] {
+            check_err!(Bufs::<ToDevice>::new(pd, 2, len, cx), ENOMEM);
+        }
+        check_err!(Bufs::<ToDevice>::new(pd, 2, usize::MAX, cx), EINVAL);
+        // As many are made when they are taken.
+        Bufs::<ToDevice>::new(pd, usize::MAX, 1, cx)?.take(cx)?;
+        Ok(())
+    }
+
+    /// As many as no vector has.
+    #[test]
+    fn requests() -> Result {
+        let null = Null::<Softirq>::new()?;
+        for count in [1 << 32, usize::MAX] {
+            let init = |_| Ok::<_, Error>([0u8; 200]);
+            check_err!(Requests::new(&null.a, count, init, &null.env.cx), ENOMEM);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn waiters() -> Result {
+        let null = Null::<Softirq>::new()?;
+        for count in [1 << 16, u32::MAX] {
+            check_err!(
+                Room::<[u8; 200]>::new(&null.a, 1, count, &null.env.cx),
+                ENOMEM
+            );
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn receives() -> Result {
+        let null = Null::<Softirq>::new()?;
+        let Env { pd, cx, .. } = &null.env;
+        let cq = null.env.cq::<Softirq>(CAPS.entries())?;
+        let qp = Arc::new(null.env.raw_qp(&cq, &CAPS)?, GFP_KERNEL)?;
+        let conn = Arc::new(Receiver(qp), GFP_KERNEL)?;
+        let ring = |count, len| RecvRing { pd, count, len }.post(&conn, cx);
+        check_err!(ring(u32::MAX, 1), ENOMEM);
+        check_err!(ring(1, PIECE + 1), ENOMEM);
+        Ok(())
     }
 }
