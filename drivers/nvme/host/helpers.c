@@ -2,10 +2,60 @@
 
 #include <linux/in6.h>
 #include <linux/inet.h>
+#include <linux/module.h>
+#include <linux/nvme-rdma.h>
 #include <linux/rcupdate.h>
 #include <net/net_namespace.h>
 
 #include "helpers.h"
+
+/* Parameters that module! declares have no bounds, and are not in sysfs. */
+static bool replace;
+module_param(replace, bool, 0444);
+MODULE_PARM_DESC(replace, "Be rdma, in place of nvme-rdma.");
+
+static int sig_limit_set(const char *val, const struct kernel_param *kp)
+{
+	return param_set_uint_minmax(val, kp, 1, NVME_RDMA_MAX_QUEUE_SIZE);
+}
+
+static const struct kernel_param_ops sig_limit_ops = {
+	.set = sig_limit_set,
+	.get = param_get_uint,
+};
+
+static unsigned int sig_limit = 1;
+module_param_cb(sig_limit, &sig_limit_ops, &sig_limit, 0644);
+MODULE_PARM_DESC(sig_limit, "Signal one SEND in so many, 1 to 256 (default: 1)");
+
+static int copied_data_size_set(const char *val, const struct kernel_param *kp)
+{
+	return param_set_uint_minmax(val, kp, 0, 16384);
+}
+
+static const struct kernel_param_ops copied_data_size_ops = {
+	.set = copied_data_size_set,
+	.get = param_get_uint,
+};
+
+static unsigned int copied_data_size;
+module_param_cb(copied_data_size, &copied_data_size_ops, &copied_data_size, 0644);
+MODULE_PARM_DESC(copied_data_size, "Copy the data of writes of so many bytes at most, 0 to 16384 (default: 0)");
+
+bool nvme_helper_replace(void)
+{
+	return replace;
+}
+
+u32 nvme_helper_sig_limit(void)
+{
+	return READ_ONCE(sig_limit);
+}
+
+u32 nvme_helper_copied_data_size(void)
+{
+	return READ_ONCE(copied_data_size);
+}
 
 /* Each has its own lock class, as one of them waits for others. */
 void nvme_helper_init_works(struct work_struct *reset, work_func_t reset_fn,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * C for what Rust cannot express: inline functions and macros of nvme.h, fabrics.h, blk-mq.h and
- * workqueue.h, some of which are others with other options of the kernel.
+ * workqueue.h, some of which are others with other options of the kernel, and module parameters
+ * that have bounds and are in sysfs.
  */
 #ifndef NVME_HELPERS_H
 #define NVME_HELPERS_H
@@ -20,6 +21,15 @@ enum {
 	NVME_HELPER_STS_IOERR = (__force int)BLK_STS_IOERR,
 	NVME_HELPER_NOT_READY = -1,
 };
+
+/* The transport is "rdma", in place of nvme-rdma's. */
+bool nvme_helper_replace(void);
+
+/* One SEND in so many is signaled. */
+u32 nvme_helper_sig_limit(void);
+
+/* Data of writes of so many bytes at most are copied. */
+u32 nvme_helper_copied_data_size(void);
 
 void nvme_helper_init_works(struct work_struct *reset, work_func_t reset_fn,
 			    struct work_struct *err, work_func_t err_fn,

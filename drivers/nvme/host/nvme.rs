@@ -77,6 +77,25 @@ use rdma::{
     }, //
 };
 
+/// Returns whether the transport is `rdma`, in place of nvme-rdma's: the parameter of the module.
+pub(crate) fn replace() -> bool {
+    // SAFETY: The function has no preconditions: it reads a parameter of the module.
+    unsafe { bindings::nvme_helper_replace() }
+}
+
+/// Returns the number of SENDs of which one is signaled: the parameter of the module.
+pub(crate) fn sig_limit() -> u32 {
+    // SAFETY: The function has no preconditions: it reads a parameter of the module.
+    unsafe { bindings::nvme_helper_sig_limit() }
+}
+
+/// Returns the size of the largest data of writes that are copied, zero for none: the parameter of
+/// the module.
+pub(crate) fn copied_data_size() -> u32 {
+    // SAFETY: The function has no preconditions: it reads a parameter of the module.
+    unsafe { bindings::nvme_helper_copied_data_size() }
+}
+
 /// A transport of NVMe over fabrics.
 pub(crate) trait Transport: Sized + Send + Sync + 'static {
     /// The client whose module this is in.

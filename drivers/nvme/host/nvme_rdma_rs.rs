@@ -25,7 +25,6 @@ use ::rdma::{
 use kernel::{
     new_mutex,
     prelude::*,
-    str::CStr,
     sync::{
         atomic::{
             Atomic,
@@ -88,36 +87,10 @@ impl DeviceData<Host> for PerDevice {
     }
 }
 
-/// Returns the name by which users connect.
-fn transport_name() -> &'static CStr {
-    match module_parameters::replace.value() {
-        true => c"rdma",
-        false => c"rdma_rs",
-    }
-}
-
-/// Returns of how many SENDs of an I/O queue one is to be signaled.
-fn sig_limit() -> u32 {
-    module_parameters::sig_limit.value()
-}
-
-/// Returns the size of the largest write whose data are copied behind its command.
-fn copied_data_size() -> u32 {
-    module_parameters::copied_data_size.value()
-}
-
 ::rdma::module_rdma_client! {
     type: Host,
     name: "nvme_rdma_rs",
     authors: ["rdma-rs authors"],
     description: "NVMe over RDMA in Rust, the host",
     license: "GPL",
-    params: {
-        replace: bool { default: false, description: "be rdma, in place of nvme-rdma", },
-        sig_limit: u32 { default: 1, description: "signal one SEND in so many, 1 to queue_size", },
-        copied_data_size: u32 {
-            default: 0,
-            description: "copy the data of writes of up to so many bytes, 16384 at most",
-        },
-    },
 }

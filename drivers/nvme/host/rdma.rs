@@ -8,6 +8,7 @@
 use crate::{
     bindings,
     nvme::{
+        self,
         Controller,
         Failure,
         Link,
@@ -116,8 +117,6 @@ const CM_TIMEOUT_MS: u32 = 3000;
 const MAX_SEGMENTS: u32 = 256;
 /// The most entries of a command's own data.
 const MAX_INLINE_SEGMENTS: u32 = 4;
-/// The most bytes of a command's data that are copied.
-const MAX_COPIED: u32 = 16384;
 /// The entries of a SEND: the command, and its data.
 const SGES: usize = 1 + MAX_INLINE_SEGMENTS as usize;
 /// The length of a command.
@@ -552,10 +551,10 @@ impl Queue {
             false => 0,
         };
         let inline_size = capsule_len.saturating_sub(COMMAND as u32);
-        let copied_size = crate::copied_data_size().min(MAX_COPIED).min(inline_size);
+        let copied_size = nvme::copied_data_size().min(inline_size);
         let sig_limit = match qid {
             0 => 1,
-            _ => crate::sig_limit().clamp(1, queue_size.into()),
+            _ => nvme::sig_limit().clamp(1, queue_size.into()),
         };
         // A command that has ended has its exchange until a SEND behind its own has completed.
         let commands = match sig_limit {
@@ -1198,7 +1197,10 @@ impl Transport for Rdma {
     }
 
     fn name() -> &'static CStr {
-        crate::transport_name()
+        match nvme::replace() {
+            true => c"rdma",
+            false => c"rdma_rs",
+        }
     }
 
     fn new(opts: &Options<'_>) -> impl PinInit<Self, Error> {
