@@ -350,6 +350,23 @@ def controller_loss(ground):
             ground.verify(again.disk(), null, iodepth=16, size="256k")
 
 
+@case("connecting again is refused for good: the controller is given up", links=("rxe",))
+def refused(ground):
+    """The target does not let the host in, with a status that asks it not to try again (DNR)."""
+    null = Null()
+    with ground.pair(null, reconnect_delay=DELAY, ctrl_loss_tmo=600) as (target, host):
+        with Load(host.disk()) as load:
+            target.disable()
+            host.settle("connecting")
+            nvme.write(target.subsystem / "attr_allow_any_host", 0)
+            target.enable()
+            ground.broken(load)
+            until(lambda: host.state() == "gone", "the controller is not given up")
+        nvme.write(target.subsystem / "attr_allow_any_host", 1)
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
 @case("I/O fails fast while the controller is connecting", links=("rxe",))
 def fail_fast(ground):
     with loaded(ground, stop=False, fast_io_fail_tmo=2) as (target, host, load):
