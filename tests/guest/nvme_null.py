@@ -8,6 +8,7 @@ from pathlib import Path
 import null
 import nvme
 from nvme import Load, Null, until
+from nvme_faults import flowing
 from nvme_ground import case
 from samples import module
 
@@ -92,6 +93,27 @@ def lost(ground):
 @case("a host's queue stops completing", links=("null",), defects={("host", "c"): WAITS})
 def host_lost(ground):
     queue_lost(ground, HOST, "4k")
+
+
+@case("a host's queue stops completing, and the host connects again", links=("null",), defects={("host", "c"): WAITS})
+def host_lost_again(ground):
+    """By itself, when an I/O has timed out: after a minute for the drain, and one for the end of the QP."""
+    nvme.write("/proc/sys/kernel/hung_task_timeout_secs", 240)
+    with device(ground) as (lossy, target, backing):
+        with ground.controller(target, nr_io_queues=1, reconnect_delay=1, ctrl_loss_tmo=600) as host, \
+                Load(host.disk(), size="1m", offset="16m") as load:
+            for path in Path("/sys/block").glob("nvme*n*/queue/io_timeout"):
+                nvme.write(path, 5000)
+            before = set(lossy.qps())
+            qps = sorted(before, key=int)
+            assert len(qps) == 4, qps
+            lossy.write(f"{qps[HOST]}/inject", "hold")
+            until(lambda: len(lossy.qps()) == 4 and not before & set(lossy.qps()) and host.state() == "live",
+                  "the host has not connected again", 400)
+            ground.figures["reconnects"] += 1
+            flowing(host)
+            ground.stop(load)
+            ground.verify(host.disk(), backing, iodepth=16, size="256k", randseed=3)
 
 
 @case("a target's queue with unsignaled responses completes nothing any more", links=("null",),
