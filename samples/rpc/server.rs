@@ -31,7 +31,6 @@ use kernel::{
     }, //
 };
 use rdma::{
-    dma::Bufs,
     prelude::*,
     qp::{
         InitAttr,

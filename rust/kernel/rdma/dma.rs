@@ -96,10 +96,13 @@ impl<D: Direction> Buf<D> {
 /// Buffers of one length, of which many are in one piece of mapped memory, as a ULP has those of a
 /// queue. A piece is unmapped and freed with its last buffer.
 ///
+/// They are aligned as memory of `kmalloc`, since the data of other subsystems may be in them: to
+/// the power of two that is not below their length, up to a page; to 128 bytes at least.
+///
 /// # Examples
 ///
 /// ```
-/// # use rdma::{dma::Bufs, prelude::*};
+/// # use rdma::prelude::*;
 /// #[derive(HasCqe)]
 /// struct Response {
 ///     cqe: Cqe<Self>,
@@ -156,72 +159,67 @@ impl<D: Direction> Bufs<D> {
 ///
 /// # Invariants
 ///
-/// `piece` is mapped in direction `dir`, if there is one. Of its bytes those from `used` on are not
-/// part of a buffer.
+/// `piece` is mapped in direction `dir`. Of its bytes those from `used` on are not part of a buffer.
 struct Pieces {
-    pd: Pd,
+    piece: Arc<Mapped>,
     dir: bindings::dma_data_direction,
     len: usize,
     left: usize,
-    piece: Option<Arc<Mapped>>,
     used: usize,
 }
 
 impl Pieces {
-    /// Buffers begin at multiples of this, so that no two have a cache line in common.
-    const ALIGN: usize = 128;
+    /// Buffers begin at multiples of this, at least, so that no two have a cache line in common.
+    const MIN_ALIGN: usize = 128;
     /// The length of a piece at most, unless a buffer is longer. The page allocator has as much
     /// also when memory is fragmented (`PAGE_ALLOC_COSTLY_ORDER`).
     const MOST: usize = PAGE_SIZE << 3;
 
     fn new(pd: &Pd, count: usize, len: usize, dir: bindings::dma_data_direction) -> Result<Self> {
-        // INVARIANT: There is no piece yet.
-        let mut this = Self {
-            pd: pd.clone(),
+        // INVARIANT: No byte of the piece is part of a buffer.
+        Ok(Self {
+            piece: Self::alloc(pd, count, len, dir)?,
             dir,
             len,
             left: count,
-            piece: None,
             used: 0,
-        };
-        this.alloc()?;
-        Ok(this)
+        })
     }
 
-    /// Returns the distance of two buffers.
-    fn stride(&self) -> Result<usize> {
-        let stride = self.len.checked_next_multiple_of(Self::ALIGN);
+    /// Returns the distance of two buffers of `len` bytes.
+    fn stride(len: usize) -> Result<usize> {
+        let align = len.min(PAGE_SIZE).next_power_of_two();
+        let stride = len.checked_next_multiple_of(align.max(Self::MIN_ALIGN));
         stride.filter(|stride| *stride > 0).ok_or(EINVAL)
     }
 
-    /// Allocates the next piece.
-    fn alloc(&mut self) -> Result {
-        let stride = self.stride()?;
+    /// Allocates a piece for `count` buffers, or the first of them.
+    fn alloc(
+        pd: &Pd,
+        count: usize,
+        len: usize,
+        dir: bindings::dma_data_direction,
+    ) -> Result<Arc<Mapped>> {
+        let stride = Self::stride(len)?;
         let most = Self::MOST.checked_div(stride).ok_or(EINVAL)?.max(1);
-        let len = match self.left.min(most) {
-            0 | 1 => self.len,
+        let len = match count.min(most) {
+            0 | 1 => len,
             count => stride.checked_mul(count).ok_or(EINVAL)?,
         };
-        let mapped = Mapped::alloc(&self.pd, len, self.dir)?;
-        // INVARIANT: No byte of it is part of a buffer.
-        self.piece = Some(Arc::new(mapped, GFP_KERNEL)?);
-        self.used = 0;
-        Ok(())
+        Ok(Arc::new(Mapped::alloc(pd, len, dir)?, GFP_KERNEL)?)
     }
 
     fn take(&mut self) -> Result<Mapped> {
-        if self.left == 0 {
-            return Err(ENOSPC);
+        let left = self.left.checked_sub(1).ok_or(ENOSPC)?;
+        if self.piece.len().saturating_sub(self.used) < self.len {
+            // INVARIANT: No byte of the new piece is part of a buffer.
+            self.piece = Self::alloc(&self.piece.pd, self.left, self.len, self.dir)?;
+            self.used = 0;
         }
-        let len = self.piece.as_ref().map_or(0, |piece| piece.len());
-        if len.saturating_sub(self.used) < self.len {
-            self.alloc()?;
-        }
-        let piece = self.piece.as_ref().ok_or(ENOMEM)?;
-        let mapped = Mapped::part(piece, self.used, self.len)?;
+        let mapped = Mapped::part(&self.piece, self.used, self.len)?;
         // INVARIANT: These bytes are part of the buffer.
-        self.used = self.used.saturating_add(self.stride()?);
-        self.left = self.left.saturating_sub(1);
+        self.used = self.used.saturating_add(Self::stride(self.len)?);
+        self.left = left;
         Ok(mapped)
     }
 }

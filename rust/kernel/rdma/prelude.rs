@@ -34,6 +34,7 @@ pub use crate::cqe::CqeHandler;
 pub use crate::cqe::HasCqe;
 pub use crate::dma::Bidirectional;
 pub use crate::dma::Buf;
+pub use crate::dma::Bufs;
 pub use crate::dma::FromDevice;
 pub use crate::dma::ToDevice;
 pub use crate::mr::InvWr;

@@ -27,7 +27,6 @@ use kernel::{
 };
 use rdma::{
     dma::{
-        Bufs,
         Direction,
         Lent, //
     },
@@ -113,6 +112,28 @@ mod tests {
             }
         }
         check_err!(Bufs::<ToDevice>::new(&env.pd, 4, 0, &env.cx), EINVAL);
+        Ok(())
+    }
+
+    /// As blocks of a disk may have to be, which are in buffers of any length.
+    #[test]
+    fn buffers_of_a_piece_are_aligned() -> Result {
+        let env = Env::new()?;
+        let lens = [
+            (16, 128),
+            (512, 512),
+            (600, 1024),
+            (4096, 4096),
+            (5000, 4096),
+        ];
+        for (len, align) in lens {
+            let mut bufs = Bufs::<FromDevice>::new(&env.pd, 3, len, &env.cx)?;
+            let (mut one, mut two) = (bufs.take(&env.cx)?, bufs.take(&env.cx)?);
+            let (one, two) = (one.cpu().as_ptr().addr(), two.cpu().as_ptr().addr());
+            check_eq!((one % align, two % align), (0, 0));
+            // They are in one piece, one behind the other.
+            check_eq!(two.wrapping_sub(one), len.next_multiple_of(align));
+        }
         Ok(())
     }
 
