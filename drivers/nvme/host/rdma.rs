@@ -63,6 +63,7 @@ use rdma::{
     device::Device,
     dma::{
         Buf,
+        Bufs,
         OneWay,
         ToDevice, //
     },
@@ -581,7 +582,8 @@ impl Queue {
         let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
         let (link, of_tags) = (setup.ctrl().link(), pd.clone());
         let capsule = COMMAND.saturating_add(copied_size as usize);
-        let tag = |id| Self::tag(&of_tags, qid, id, capsule, cx);
+        let mut capsules = Bufs::new(&pd, commands as usize, capsule, cx)?;
+        let tag = |id| Self::tag(&of_tags, qid, id, capsules.take(cx)?, cx);
         let init = try_pin_init!(Self {
             qid,
             link: link.clone(),
@@ -603,16 +605,16 @@ impl Queue {
         Arc::pin_init(init, GFP_KERNEL)
     }
 
-    /// Makes the parts of a command, with room for so many bytes that are sent.
+    /// Makes the parts of a command, with the memory of what is sent.
     fn tag(
         pd: &Pd,
         qid: u16,
         id: TagId,
-        capsule: usize,
+        capsule: Buf<ToDevice>,
         cx: &Sleepable,
     ) -> Result<(Posted, Waiting)> {
         let posted = Posted {
-            capsule: Buf::alloc(pd, capsule, cx)?,
+            capsule,
             data: Data::None,
         };
         let pages = max_fr_pages(pd.device()).saturating_add(1);

@@ -79,6 +79,8 @@ use rdma::{
 
 /// The length of a command, in bytes.
 pub(crate) const COMMAND: usize = size_of::<bindings::nvme_command>();
+/// The length of a completion of NVMe, in bytes.
+pub(crate) const COMPLETION: usize = size_of::<bindings::nvme_completion>();
 
 /// Returns the number of receives of a shared receive queue, zero if there are to be none: the
 /// parameters of the module.
@@ -756,8 +758,8 @@ unsafe impl Sync for Request {}
 impl Unpin for Request {}
 
 impl Request {
-    /// Makes a request.
-    pub(crate) fn new<'a>(pd: &'a Pd, cx: &'a Sleepable) -> impl Init<Self, Error> + 'a {
+    /// Makes a request, with the memory of its completion; fails if there is none.
+    pub(crate) fn new(cqe: Result<Buf<ToDevice>>) -> impl Init<Self, Error> {
         try_init!(Self {
             req <- pin_init::init_zeroed(),
             owner <- pin_init::uninit::<_, Error>(),
@@ -766,7 +768,7 @@ impl Request {
             came: 0,
             bytes <- pin_init::init_zeroed(),
             command: None,
-            cqe: Buf::alloc(pd, size_of::<bindings::nvme_completion>(), cx)?,
+            cqe: cqe?,
             data: Ctx::empty(GFP_KERNEL)?,
             kept: None,
             connects: None,

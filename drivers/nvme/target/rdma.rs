@@ -227,8 +227,8 @@ impl Ndev {
             let size = size.min(attrs.max_srq_wr).min(attrs.max_cqe / 2);
             let mut srqs = KVec::with_capacity(count as usize, GFP_KERNEL)?;
             for _ in 0..count {
-                let alloc_cmd = |_| Command::alloc(pd, inline_data_size, cx);
-                srqs.push(Srq::create(pd, size, alloc_cmd, cx)?, GFP_KERNEL)?;
+                let mut bufs = CommandBufs::new(pd, size as usize, inline_data_size, cx)?;
+                srqs.push(Srq::create(pd, size, |_| bufs.alloc(cx), cx)?, GFP_KERNEL)?;
             }
             let srqs = Srqs {
                 inline_data_size,
@@ -711,13 +711,15 @@ impl Queue {
         // So do those that wait for the next signaled one, which the host has got.
         let unacknowledged = sent.saturating_add(sig_limit.saturating_sub(1));
         let count = req.recv_queue_size().saturating_add(unacknowledged);
-        let responses = Requests::new(&qp, count.into(), |_| Response::alloc(pd, cx), cx)?;
+        let mut cqes = Bufs::new(pd, count.into(), nvmet::COMPLETION, cx)?;
+        let alloc_rsp = |_| Response::alloc(cqes.take(cx));
+        let responses = Requests::new(&qp, count.into(), alloc_rsp, cx)?;
         let recvs = req.recv_queue_size().into();
         let mut commands = match &srq {
             Some(_) => None,
             None => {
-                let alloc_cmd = |_| Command::alloc(pd, inline_data_size, cx);
-                Some(Requests::new(&qp, recvs, alloc_cmd, cx)?)
+                let mut bufs = CommandBufs::new(pd, recvs, inline_data_size, cx)?;
+                Some(Requests::new(&qp, recvs, |_| bufs.alloc(cx), cx)?)
             }
         };
         let mut recvs = KVec::with_capacity(recvs, GFP_KERNEL)?;
@@ -909,16 +911,37 @@ pub(crate) struct Command {
     pub(crate) inline: Option<Buf<FromDevice>>,
 }
 
-impl Command {
-    fn alloc(pd: &Pd, inline_data_size: usize, cx: &Sleepable) -> Result<Self> {
-        let inline = (inline_data_size != 0).then(|| Buf::alloc(pd, inline_data_size, cx));
+/// The memory of commands that are made together.
+struct CommandBufs {
+    capsules: Bufs<FromDevice>,
+    inline: Option<Bufs<FromDevice>>,
+}
+
+impl CommandBufs {
+    fn new(pd: &Pd, count: usize, inline_data_size: usize, cx: &Sleepable) -> Result<Self> {
         Ok(Self {
-            cqe: Cqe::new(),
-            capsule: Buf::alloc(pd, nvmet::COMMAND, cx)?,
-            inline: inline.transpose()?,
+            capsules: Bufs::new(pd, count, nvmet::COMMAND, cx)?,
+            inline: match inline_data_size {
+                0 => None,
+                _ => Some(Bufs::new(pd, count, inline_data_size, cx)?),
+            },
         })
     }
 
+    /// Makes the next command (`nvmet_rdma_alloc_cmd`).
+    fn alloc(&mut self, cx: &Sleepable) -> Result<Command> {
+        Ok(Command {
+            cqe: Cqe::new(),
+            capsule: self.capsules.take(cx)?,
+            inline: match &mut self.inline {
+                None => None,
+                Some(inline) => Some(inline.take(cx)?),
+            },
+        })
+    }
+}
+
+impl Command {
     /// Describes the receive.
     #[inline]
     fn wr(&self) -> RecvWr<'_, 2> {
@@ -1335,11 +1358,11 @@ pub(crate) struct Response {
 }
 
 impl Response {
-    fn alloc<'a>(pd: &'a Pd, cx: &'a Sleepable) -> impl Init<Self, Error> + 'a {
+    fn alloc(cqe: Result<Buf<ToDevice>>) -> impl Init<Self, Error> {
         try_init!(Self {
             send_cqe: Cqe::new(),
             read_cqe: Cqe::new(),
-            request <- Request::new(pd, cx),
+            request <- Request::new(cqe),
             queue: None,
             data: Data::None,
             remote: Remote { addr: 0, rkey: 0 },
