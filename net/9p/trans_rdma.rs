@@ -252,10 +252,11 @@ impl Conn {
         let pd = Pd::alloc(&dev, cx)?;
         let cq = Cq::alloc_any(&dev, sizes.entries, cx)?;
         let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
-        let of_tags = pd.clone();
-        let exchange = |_| {
+        // One more for flushes.
+        let mut heads = Bufs::new(&pd, depth.saturating_add(1) as usize, HEAD, cx)?;
+        let mut exchange = |_| {
             let posted = Posted {
-                head: Buf::alloc(&of_tags, HEAD, cx)?,
+                head: heads.take(cx)?,
                 rest: None,
                 list: Some(client::List::new()?),
             };
@@ -263,8 +264,8 @@ impl Conn {
         };
         let init = try_pin_init!(Self {
             mount: mount.clone(),
-            tags: Tags::new(&qp, (), depth, GENERATION_BITS, exchange, cx)?,
-            flush: Tags::new(&qp, (), 1, GENERATION_BITS, exchange, cx)?,
+            tags: Tags::new(&qp, (), depth, GENERATION_BITS, &mut exchange, cx)?,
+            flush: Tags::new(&qp, (), 1, GENERATION_BITS, &mut exchange, cx)?,
             client,
             id,
             pd,

@@ -200,7 +200,8 @@ impl Conn {
         let vector = number.checked_rem(dev.num_comp_vectors()).unwrap_or(0);
         let cq = Cq::alloc(dev, sizes.entries, vector, cx)?;
         let qp = Arc::new(Qp::create(&id, pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
-        let tag = |_| Self::tag(pd, cx);
+        let mut capsules = Bufs::new(pd, DEPTH.into(), REQUEST + INLINE, cx)?;
+        let tag = |_| Self::tag(pd, capsules.take(cx)?, cx);
         let init = try_pin_init!(Self {
             tags: Tags::new(&qp, (), DEPTH.into(), GENERATION_BITS, tag, cx)?,
             credits <- SendCredits::new(0, DEPTH.into()),
@@ -228,9 +229,9 @@ impl Conn {
         Ok(conn)
     }
 
-    fn tag(pd: &Pd, cx: &Sleepable) -> Result<(Posted, Waiting)> {
+    fn tag(pd: &Pd, capsule: Buf<ToDevice>, cx: &Sleepable) -> Result<(Posted, Waiting)> {
         let posted = Posted {
-            capsule: Buf::alloc(pd, REQUEST + INLINE, cx)?,
+            capsule,
             lent: None,
         };
         let waiting = Waiting {

@@ -64,6 +64,8 @@ const BACKLOG: u32 = 16;
 const SGES: u32 = 16;
 /// The number of connections, those included that wait. The CQs have room for no more QPs.
 const CONNECTIONS: u32 = 32;
+/// The answers of a connection. One may be on its way still when the peer sends the next request.
+const ANSWERS: u32 = 2 * DEPTH as u32;
 /// The time before a connection that a handler has kept is ended again.
 const PAUSE: Delta = Delta::from_secs(1);
 
@@ -90,8 +92,7 @@ impl Target {
     ) -> Result<cm::Listener> {
         let vectors = dev.num_comp_vectors().min(kernel::cpu::nr_cpu_ids());
         let load = Load {
-            // An answer may be on its way still when the peer sends the next request.
-            requests: u32::from(DEPTH).saturating_mul(2),
+            requests: ANSWERS,
             sends: 1,
             transfers: 1,
             pages: MAX_PAGES,
@@ -129,12 +130,14 @@ impl Target {
         let qp = InitAttr::new(&self.pd, cq, cq, &self.sizes.caps)
             .rw_contexts(self.sizes.rw_contexts, 1)
             .create_for(&id, cx)?;
-        let room = usize::from(depth).saturating_mul(2);
+        let mut messages = Bufs::new(&self.pd, ANSWERS as usize, REPLY + INLINE, cx)?;
+        let answer = |_| Answer::new(messages.take(cx)?);
+        let answers = Requests::new(&qp, ANSWERS as usize, answer, cx)?;
         let conn = try_pin_init!(Conn {
             id,
             qp: Arc::new(qp, GFP_KERNEL)?,
             credits: RecvCredits::new(depth.into(), depth.into()),
-            answers: HandlerCell::new(cq, KVec::with_capacity(room, GFP_KERNEL)?)?,
+            answers: HandlerCell::new(cq, answers)?,
             target: self.clone(),
             end <- new_work!("kv::target::Conn::end"),
         });
@@ -163,8 +166,8 @@ struct Conn {
     id: cm::Id,
     qp: Arc<Qp<Workqueue>>,
     credits: RecvCredits,
-    /// Answers that are not in use. All completions are those of one CQ.
-    answers: HandlerCell<KVec<Pin<KBox<Answer>>>>,
+    /// The answers. All completions are those of one CQ, whose handlers take them.
+    answers: HandlerCell<Requests<Answer>>,
     target: Arc<Target>,
     /// The end of the connection: the last event may be late, or never come.
     #[pin]
@@ -273,8 +276,7 @@ impl Conn {
         cx: &Sleepable,
     ) -> Result {
         let store = &self.target.store;
-        let free = self.answers.with(wc, |answers| answers.pop())?;
-        let mut answer = free.map_or_else(|| Answer::new(&self.target.pd, cx), Ok)?;
+        let mut answer = self.answers.with(wc, Requests::take)?.ok_or(ENOMEM)?;
         answer.request = request;
         let len = request.len();
         match (request.op.get(), request.lent()) {
@@ -299,7 +301,7 @@ impl Conn {
     /// Replies with a value, which arrives before the reply: the queue keeps its order.
     fn give(
         &self,
-        mut answer: Pin<KBox<Answer>>,
+        mut answer: Taken<Answer>,
         value: Value,
         lent: Option<Remote>,
         cx: &Sleepable,
@@ -319,13 +321,13 @@ impl Conn {
         Ok(grant.spend(post)?)
     }
 
-    fn reply(&self, mut answer: Pin<KBox<Answer>>, status: u16) -> Result {
+    fn reply(&self, mut answer: Taken<Answer>, status: u16) -> Result {
         let grant = self.grant();
         answer.write(&grant, status, 0, &[])?;
         self.send(answer, grant)
     }
 
-    fn send(&self, answer: Pin<KBox<Answer>>, grant: Grant<'_>) -> Result {
+    fn send(&self, answer: Taken<Answer>, grant: Grant<'_>) -> Result {
         let post = |_| (self.qp).post_send(answer, |answer| answer.send());
         Ok(grant.spend(post)?)
     }
@@ -351,17 +353,16 @@ struct Answer {
 }
 
 impl Answer {
-    fn new(pd: &Pd, cx: &Sleepable) -> Result<Pin<KBox<Self>>> {
-        let answer = Self {
+    fn new(message: Buf<ToDevice>) -> Result<Self> {
+        Ok(Self {
             sent: Cqe::new(),
             fetched: Cqe::new(),
-            message: Buf::alloc(pd, REPLY + INLINE, cx)?,
+            message,
             len: 0,
             request: Request::new(0, 0, 0, 0, None),
             put: Ctx::empty(GFP_KERNEL)?,
             get: Ctx::empty(GFP_KERNEL)?,
-        };
-        Ok(KBox::pin(answer, GFP_KERNEL)?)
+        })
     }
 
     /// Writes the reply. `value` has `len` bytes, at most [`INLINE`], or none if it is transferred.
@@ -392,7 +393,7 @@ impl Answer {
 }
 
 impl CqeHandler<1> for Answer {
-    type Pointer = Pin<KBox<Self>>;
+    type Pointer = Taken<Self>;
     type Needs = InConn;
 
     /// The value of a PUT is here. If not, the initiator's device has refused, and the connection
@@ -411,7 +412,7 @@ impl CqeHandler<1> for Answer {
 }
 
 impl CqeHandler for Answer {
-    type Pointer = Pin<KBox<Self>>;
+    type Pointer = Taken<Self>;
     type Needs = InConn;
 
     /// The reply has gone, or the connection.
@@ -419,8 +420,6 @@ impl CqeHandler for Answer {
         drop(this.get.take());
         if let (Ok(_), Some(conn)) = (wc.result(), cx.get()) {
             conn.target.stats.add(Count::Served, 1);
-            // One that finds no room is freed.
-            let _ = (conn.answers).with(wc, |answers| answers.push_within_capacity(this));
         }
     }
 }
