@@ -4,9 +4,9 @@
 same machine, by pairs of modules in turns.
 
 nvme_bench DIR PHASE FIRST OTHER...: PHASE is nvme-read or nvme-write, each pair HOST:TARGET, as nvme.py names
-them (c:c), each end with parameters of its module (rust,sig_limit=16:c). What each job has said goes to
-DIR/PHASE.jsonl, a line a job, once the phase is whole. PHASE nvme-guard is one row of it, in shorter jobs.
-The first turn of a boot is discarded: it is up to 0.7 % dearer.
+them (c:c), each end with parameters of its module (rust,sig_limit=16:c), or with all that save completions
+(rust+:rust+). What each job has said goes to DIR/PHASE.jsonl, a line a job, once the phase is whole. PHASE nvme-guard
+is one row of it, in shorter jobs. The first turn of a boot is discarded: it is up to 0.7 % dearer.
 
 nvme_bench modes: counts what one I/O takes of the kernel's work items, softirqs, polls and switches of tasks.
 
@@ -14,9 +14,13 @@ nvme_bench DIR nvme-functions PAIR...: has a plugin of QEMU (scripts/benchmark/f
 jobs of each load, by each pair, into DIR, where DIR/nvme-functions.jsonl says what was counted, and DIR/symbols-PAIR
 which functions the addresses are of.
 
-nvme_bench DIR nvme-connections: the bytes that a connection takes with one I/O queue and with more, by each pair of ends,
-and the instructions that connecting and disconnecting take, those of nvme-core and nvmet among them."""
+nvme_bench DIR nvme-connections PAIR...: the bytes that a connection takes with one I/O queue and with more, by each
+pair of ends, and the instructions that connecting and disconnecting take, those of nvme-core and nvmet among them.
 
+With --ios N jobs have so many I/Os, and with --turns N each pair has so many turns: fewer try the benchmark itself, and
+count too coarsely to tell anything else."""
+
+import argparse
 import ctypes
 import json
 import mmap
@@ -31,17 +35,19 @@ import nvme
 from case import sh
 
 IOS = 10_000
-ROUNDS = 2                  # Turns of each pair.
+TURNS = 2                   # Of each pair.
 # By the MTU of the interface, sizes and depths. The packets of RoCE have 1,024 bytes by the first, 4,096 by the second.
 ROWS = {1500: ((512, 4096), (1, 4, 16, 64)), 4400: ((4096,), (1, 16))}
 # What the guard measures, in one turn of each pair: fio says a millisecond, which is 0.0010 of such a job.
 GUARD_ROWS = {1500: ((4096,), (1,))}
 GUARD_IOS = 5_000
-# Connections that exist at once, and how often each pair of ends has so many.
-CONNECTIONS, TURNS = 24, 2
+# What saves completions in either module in Rust (nvme-host.rst, nvme-target.rst).
+HOST_SAVINGS = ("sig_limit=16", "copied_data_size=4096")
+TARGET_SAVINGS = ("sig_limit=16", "kept_data_size=4096")
+# Connections that exist at once.
+CONNECTIONS = 24
 # Those that exist before, so that what many have in common is there.
 FIRST = 4
-PAIRS = ("c:c", "c:rust", "rust:c", "rust:rust")
 # By the number of I/O queues: on one CPU there is one of each kind, and the last one is polled.
 QUEUES = {1: "nr_io_queues=1", 3: "nr_io_queues=1,nr_write_queues=1,nr_poll_queues=1"}
 # The loads whose functions are counted, in jobs of two lengths: what both begin and end with is not in their difference.
@@ -59,19 +65,28 @@ def set_mtu(mtu):
     sh("ip", "link", "set", "rdma0", "mtu", str(mtu))
 
 
-def loaded_with(end, module_with):
-    """The name of an end, and what loads its module with parameters, if there are any."""
+def loaded_with(end, savings, module_with):
+    """The name of an end, and what loads its module with parameters, if there are any: of rust+ all that save."""
     name, *words = end.split(",")
+    if name.endswith("+"):
+        name, words = name[:-1], [*savings, *words]
     return name, module_with(name, **dict(word.split("=") for word in words)) if words else nullcontext()
+
+
+@contextmanager
+def ends(pair):
+    """Has the modules of a pair loaded, and gives the names of its ends."""
+    host, target = pair.split(":")
+    host, by_host = loaded_with(host, HOST_SAVINGS, nvme.host_with)
+    target, by_target = loaded_with(target, TARGET_SAVINGS, nvme.target_with)
+    with nvme.ends(host, target), by_host, by_target:
+        yield host, target
 
 
 @contextmanager
 def disk(pair, scheduler="none"):
     """A disk of one queue whose target has a null_blk device behind it, by the modules of a pair."""
-    host, target = pair.split(":")
-    host, by_host = loaded_with(host, nvme.host_with)
-    target, by_target = loaded_with(target, nvme.target_with)
-    with nvme.ends(host, target), by_host, by_target, nvme.Null(memory_backed=0) as null:
+    with ends(pair) as (host, _), nvme.Null(memory_backed=0) as null:
         with nvme.Target(null) as served, nvme.Controller(served, host, nr_io_queues=1) as controller:
             path = controller.disk()
             # For a disk of one queue the kernel takes mq-deadline, which has a work item submit each request.
@@ -104,16 +119,16 @@ def turn(pair, load, said, wanted, ios):
                 print(f"  {said}: {size:,} bytes at MTU {mtu:,} of depth {', '.join(map(str, depths))}", flush=True)
 
 
-def measure(folder, phase, *pairs):
-    load, rounds, wanted, ios, lines = phase.removeprefix("nvme-"), ROUNDS, ROWS, IOS, []
+def measure(folder, phase, pairs, ios, turns):
+    load, wanted, lines = phase.removeprefix("nvme-"), ROWS, []
     if load == "guard":
-        load, rounds, wanted, ios = "read", 1, GUARD_ROWS, GUARD_IOS
+        load, wanted = "read", GUARD_ROWS
     # Otherwise the pair that comes first, which the others are compared with, would have more to spare.
     for _ in turn(pairs[0], load, f"{phase}: discarded turn, {pairs[0]}", wanted, ios):
         pass
-    for n in range(rounds):
+    for n in range(turns):
         for place, pair in enumerate(pairs):
-            said = f"{phase}: turn {n * len(pairs) + place + 1} of {rounds * len(pairs)}, {pair}"
+            said = f"{phase}: turn {n * len(pairs) + place + 1} of {turns * len(pairs)}, {pair}"
             lines += [{"phase": phase, "clock": "instructions", "round": n, "place": place, "pair": pair, **line}
                       for line in turn(pair, load, said, wanted, ios)]
     keep(folder, phase, lines)
@@ -184,7 +199,7 @@ def mark():
         del at
 
 
-def functions(folder, phase, *pairs):
+def functions(folder, phase, pairs):
     """Has the instructions of each load be counted by their addresses, by each pair."""
     set_mtu(1500)
     lines, marks = [], 0
@@ -249,8 +264,7 @@ def disconnect(number):
 def connected(pair, queues):
     """What each of some connections takes by a pair of ends: bytes, and nanoseconds to connect and to disconnect; and of
     the bytes, how many were not free again afterwards, or more than before."""
-    host, target = pair.split(":")
-    with nvme.ends(host, target):
+    with ends(pair) as (host, _):
         with nvme.Target() as served:
             # The first one finds nothing in its place.
             number = connect(served, host, queues)
@@ -278,30 +292,39 @@ def connected(pair, queues):
             "disconnect": disconnecting / CONNECTIONS}
 
 
-def connections(folder, phase):
-    """Connections by all pairs of ends in turns."""
+def connections(folder, phase, pairs, turns):
+    """Connections by pairs of ends in turns."""
     lines = []
-    for n in range(TURNS):
-        for pair in PAIRS:
+    for n in range(turns):
+        for place, pair in enumerate(pairs):
             for queues in QUEUES:
                 result = connected(pair, queues)
-                lines.append({"phase": phase, "round": n, "pair": pair, "queues": queues, "result": result})
-                print(f"  turn {n + 1} of {TURNS}, {pair}, {queues} I/O queues: "
+                lines.append({"phase": phase, "round": n, "place": place, "pair": pair, "queues": queues,
+                              "result": result})
+                print(f"  {phase}: turn {n + 1} of {turns}, {pair}, {queues} I/O queues: "
                       + ", ".join(f"{name} {figure:,.0f}" for name, figure in result.items()), flush=True)
     keep(folder, phase, lines)
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ios", type=int)
+    parser.add_argument("--turns", type=int)
+    parser.add_argument("folder")
+    parser.add_argument("phase", nargs="?")
+    parser.add_argument("pairs", nargs="*")
+    given = parser.parse_args()
+    guard = given.phase == "nvme-guard"
+    ios, turns = given.ios or (GUARD_IOS if guard else IOS), given.turns or (1 if guard else TURNS)
     nvme.up("rxe")
-    if sys.argv[1] == "modes":
+    if given.folder == "modes":
         modes()
-    elif sys.argv[2] == "nvme-connections":
-        connections(Path(sys.argv[1]), sys.argv[2])
-    elif sys.argv[2] == "nvme-functions":
-        functions(Path(sys.argv[1]), *sys.argv[2:])
+    elif given.phase == "nvme-connections":
+        connections(Path(given.folder), given.phase, given.pairs, turns)
+    elif given.phase == "nvme-functions":
+        functions(Path(given.folder), given.phase, given.pairs)
     else:
-        folder, phase, *pairs = sys.argv[1:]
-        measure(Path(folder), phase, *pairs)
+        measure(Path(given.folder), given.phase, given.pairs, ios, turns)
     return 0
 
 
