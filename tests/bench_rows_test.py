@@ -5,6 +5,7 @@
 import sys
 import tempfile
 import unittest
+from contextlib import contextmanager
 from itertools import product
 from math import comb
 from pathlib import Path
@@ -97,6 +98,20 @@ def turns(figures, pairs=("c:c", "c:c"), **more):
                    "result": {"ops": 10_000, "ns": 10_000 * cost, "p99": 2 * cost}, **more}
 
 
+ROW = "nvme read, 512 bytes, MTU 1500, depth 16"
+
+
+@contextmanager
+def tables(bounds, spreads):
+    """Other bounds, and other spreads of equal modules, than those of the checkout."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {"BOUNDS": Path(folder, "bounds.tsv"), "SPREADS": Path(folder, "spread.tsv")}
+        for path, lines in zip(paths.values(), (bounds, spreads)):
+            path.write_text("# Head.\n" + lines)
+        with mock.patch.multiple(bench_nvme, **paths):
+            yield
+
+
 class Nvme(unittest.TestCase):
     def test_equal_modules_differ_by_their_spread(self):
         found, = bench_nvme.rows(turns([(100_000, 100_400), (100_200, 100_600)]))
@@ -120,48 +135,107 @@ class Nvme(unittest.TestCase):
         self.assertAlmostEqual(found["spread"], 100 / 100_050)
         self.assertAlmostEqual(found["ratio"], 110_000 / 100_050)
 
-    def test_what_costs_more_than_equal_modules_differ_is_above_its_bound(self):
-        for cost, holds in ((100_900, True), (101_200, False)):
-            runs = turns([(100_000, cost)] * 2, ("c:c", "c:rust"))
-            with mock.patch.object(bench_nvme, "limits", lambda: {"nvme read, 512 bytes, MTU 1500, depth 16": (1, 0.01)}):
-                (_, _, _, _, held), = bench_nvme.bounded(bench_nvme.rows(runs))
-            self.assertEqual(held, holds)
+    def test_a_ratio_is_judged_by_its_goal_and_by_its_bound(self):
+        for cost, met, holds in ((100_500, "met", True), (100_900, "in spread", True), (101_400, "MISSED", True),
+                                 (101_600, "MISSED", False)):
+            with tables("c:rust, 512 bytes\t1.0050\t1.0100\n", f"{ROW}\t0.0050\t0\n"):
+                found, = bench_nvme.judged(bench_nvme.rows(turns([(100_000, cost)] * 2, ("c:c", "c:rust"))))
+            self.assertEqual((found["met"], found["holds"]), (met, holds))
+            self.assertAlmostEqual(found["at_most"], 1.015)
+            self.assertEqual(bench_nvme.exceeded([found]), not holds)
+            self.assertEqual(bench_nvme.cells(found)[8:12], ["1.0050", met, "1.0150", "holds" if holds else "EXCEEDED"])
+
+    def test_a_bound_of_one_depth_comes_first(self):
+        with tables("c:rust, 512 bytes\t-\t2\nc:rust, 512 bytes, depth 16\t1\t1\n", f"{ROW}\t0\t0.02\n"):
+            found, = bench_nvme.judged(bench_nvme.rows(turns([(100_000, 110_000)], ("c:c", "c:rust"))))
+        self.assertEqual((found["goal"], found["met"], found["holds"]), (1, "MISSED", False))
+
+    def test_what_has_no_bound_is_not_judged(self):
+        with tables("c:rust, 4096 bytes\t1\t1\n", f"{ROW}\t0\t0.02\n"):
+            found, = bench_nvme.judged(bench_nvme.rows(turns([(100_000, 110_000)], ("c:c", "c:rust"))))
+        self.assertEqual((found["goal"], found["met"], found["at_most"], found["holds"]), (None,) * 4)
+        self.assertFalse(bench_nvme.exceeded([found]))
+
+    def test_a_short_job_is_as_coarse_as_the_clock(self):
+        with tables("c:rust, 512 bytes\t1\t1\n", f"{ROW}\t0.0001\t0\n"):
+            found, = bench_nvme.judged(bench_nvme.rows(turns([(100_000, 100_050)], ("c:c", "c:rust"))))
+        self.assertEqual(found["grain"], 0.001)
+        self.assertEqual((found["met"], found["holds"]), ("in spread", True))
+
+    def test_the_p99_is_judged_by_its_own_spread(self):
+        for ratio, met in ((1, "met"), (1.01, "in spread"), (1.03, "MISSED")):
+            lines = list(turns([(100_000, 100_000)], ("c:c", "c:rust")))
+            lines[1]["result"]["p99"] *= ratio
+            with tables("", f"{ROW}\t0\t0.02\n"):
+                found, = bench_nvme.judged(bench_nvme.rows(lines))
+            self.assertEqual(found["p99_met"], met)
+
+    def test_the_summary_names_what_is_missed_and_exceeded(self):
+        row = {"what": "memory", "pairs": ["c:c", "c:rust"], "ratio": 1.3, "goal": 1.1, "at_most": 1.2}
+        said = list(bench_nvme.summary([{**row, "met": "MISSED", "holds": False}, {**row, "met": "met", "holds": True},
+                                        {**row, "met": None, "holds": None, "p99_met": "in spread"}]))
+        self.assertEqual(said, ["Goals: 1 of 3 are met, 1 missed by no more than equal modules differ, 1 MISSED",
+                                "  MISSED: memory, c:rust: 1.3000, goal 1.1000",
+                                "Bounds: 1 of 2 hold, 1 EXCEEDED", "  EXCEEDED: memory, c:rust: 1.3000, at most 1.2000"])
 
     def test_the_guard_has_a_bound_of_its_own(self):
         found, = bench_nvme.rows(turns([(100_000, 100_400)], ("c:c", "c:rust")))
-        name = "guard, c:rust: nvme read, 512 bytes, MTU 1500, depth 16"
-        self.assertEqual(bench_nvme.guarded(found), name)
         for most, holds in ((1.003, True), (1.001, False)):
-            with mock.patch.object(bench_nvme, "limits", lambda: {name: (most, 0.002)}):
-                self.assertEqual(bench_nvme.held(name, found["ratio"])[2], holds)
+            with tables(f"guard, c:rust\t-\t{most}\nc:rust, 512 bytes\t-\t2\n", "guard\t0.0020\t-\n"):
+                self.assertEqual(bench_nvme.guarded(found)["holds"], holds)
 
-    def test_bounds_that_are_set_stay(self):
-        with tempfile.TemporaryDirectory() as folder:
-            bounds = Path(folder, "bounds.tsv")
-            bounds.write_text("# Head.\nnvme read, 512 bytes, MTU 1500, depth 16\t1.0000\t0.5000\nguard\t1.0030\t0.0020\n")
-            with mock.patch.object(bench_nvme, "BOUNDS", bounds):
-                bench_nvme.record(list(bench_nvme.rows(turns([(100_000, 100_000)]))))
-                found = bench_nvme.limits()
-        self.assertEqual(found["guard"], (1.003, 0.002))
-        self.assertLess(found["nvme read, 512 bytes, MTU 1500, depth 16"][1], 0.5)
+    def test_the_spread_of_what_was_not_counted_stays(self):
+        with tables("", f"{ROW}\t0.5000\t0.5000\nguard\t0.0020\t-\n"):
+            bench_nvme.record(list(bench_nvme.rows(turns([(100_000, 100_000)]))))
+            found = bench_nvme.table(bench_nvme.SPREADS)
+        self.assertEqual(found["guard"], ["0.0020", "-"])
+        self.assertEqual(found[ROW], ["0.0010", "0.0160"])
 
-    def test_bounds_are_of_c_alone(self):
+    def test_spreads_are_of_c_alone(self):
         with self.assertRaises(SystemExit):
             bench_nvme.record(list(bench_nvme.rows(turns([(1, 1)], ("c:c", "c:rust")))))
 
     def test_a_queue_is_the_difference_of_connections(self):
         lines = []
-        for pair, rest, queue in (("c:c", 1000, 400), ("c:rust", 1500, 500)):
-            lines += [{"pair": pair, "round": 0, "queues": queues,
-                       "result": {"bytes": rest + queues * queue, "connect": 70 + 30 * queues, "disconnect": 9 + queues}}
+        for place, (pair, rest, queue) in enumerate((("c:c", 1000, 400), ("c:rust", 1500, 500))):
+            lines += [{"pair": pair, "place": place, "round": 0, "queues": queues,
+                       "result": {"bytes": rest + queues * queue, "connect": 70 + 30 * queues, "disconnect": queues}}
                       for queues in (1, 3)]
-        found = {(row["what"], row["pair"]): row for row in bench_nvme.connections(lines)}
-        queue = found["memory, an I/O queue", "c:rust"]
-        self.assertEqual((queue["figure"], queue["by_c"]), (500, 1.25))
-        self.assertEqual(found["memory, all else", "c:rust"]["figure"], 1500)
-        self.assertEqual(found["connecting, all else", "c:c"]["figure"], 70)
-        self.assertEqual(bench_nvme.connection_cells(queue)[-1], "holds")
-        self.assertEqual(bench_nvme.connection_cells({**queue, "by_c": 1.26})[-1], "DOES NOT HOLD")
+        for most, said in ((1.25, "holds"), (1.24, "EXCEEDED")):
+            with tables(f"memory, an I/O queue, c:rust\t1.1000\t{most}\n", "memory, an I/O queue\t0.0010\t-\n"):
+                found = {row["what"]: row for row in bench_nvme.connections(lines)}
+            queue = found["memory, an I/O queue"]
+            self.assertEqual(queue["pairs"], ["c:c", "c:rust"])
+            self.assertEqual((queue["a"], queue["b"], queue["ratio"]), (400, 500, 1.25))
+            self.assertEqual(bench_nvme.other_cells(queue)[-3:], ["MISSED", f"{most + 0.001:.4f}", said])
+        self.assertEqual(found["memory, a connection"]["b"], 2000)
+        self.assertEqual(found["connecting, a connection"]["a"], 100)
+
+    def test_turns_of_c_alone_are_its_spread(self):
+        lines = [{"pair": "c:c", "place": place, "round": n, "queues": queues,
+                  "result": {"bytes": (100 + place + 2 * n) * queues, "connect": queues, "disconnect": queues}}
+                 for place in (0, 1) for n in (0, 1) for queues in (1, 3)]
+        row = next(row for row in bench_nvme.connections(lines) if row["what"] == "memory, an I/O queue")
+        self.assertEqual((row["rounds"], row["spread"]), (4, 3 / 101.5))
+
+    def test_every_bound_is_of_what_is_counted(self):
+        loads = {f"{pair}, {size} bytes{depth}" for pair in ("c:c", "c:rust", "rust:c", "rust:rust", "rust+:rust+")
+                 for size in (512, 4096) for depth in ("", ", depth 1", ", depth 16")}
+        others = {f"{what}, {thing}" for what, _ in bench_nvme.MEASURED.values()
+                  for thing in (bench_nvme.QUEUE, bench_nvme.CONNECTION)} | {"text of the driver", "guard"}
+        for name, (goal, most) in bench_nvme.table(bench_nvme.BOUNDS).items():
+            self.assertTrue(name in loads or name.rpartition(", ")[0] in others, name)
+            self.assertTrue(goal == "-" or float(goal) <= float(most), name)
+        self.assertLessEqual(others - {"text of the driver"}, set(bench_nvme.table(bench_nvme.SPREADS)))
+
+    def test_both_plots_are_drawn(self):
+        lines = list(turns([(100_000, 100_400, 90_000)], ("c:c", "rust:rust", "rust+:rust+")))
+        with tempfile.TemporaryDirectory() as folder:
+            bench_nvme.draw(Path(folder), list(bench_nvme.rows(lines + [{**line, "depth": 1} for line in lines])))
+            said = {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
+        self.assertEqual(set(said), {"bench-nvme.svg", "bench-nvme-fewer.svg"})
+        self.assertIn("512 bytes, rust:rust<", said["bench-nvme.svg"])
+        self.assertIn("512 bytes, rust+:rust+<", said["bench-nvme-fewer.svg"])
 
 
 if __name__ == "__main__":

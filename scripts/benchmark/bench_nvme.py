@@ -6,17 +6,24 @@ the medians of the turns of each; its spread is how far apart the turns of one o
 differ by no more than that.
 """
 
+import re
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
 from bench_plot import Axis, Line, plot
 
-BOUNDS = Path(__file__).resolve().parents[2] / "tests/bench-nvme-bounds.tsv"
+TOP = Path(__file__).resolve().parents[2]
+# What each ratio is to be, and may be at most; and how far equal modules differ, in instructions and in p99.
+BOUNDS, SPREADS = TOP / "tests/bench-nvme-bounds.tsv", TOP / "tests/bench-nvme-spread.tsv"
 KEYS = ("load", "size", "mtu", "depth")
-HEAD = (*KEYS, "a", "b", "ratio", "spread", "p99 a, us", "p99 b, us", "p99 spread")
+JUDGED = ("goal", "", "at most", "")
+HEAD = (*KEYS, "a", "b", "ratio", "spread", *JUDGED, "p99 a, us", "p99 b, us", "ratio", "spread", "goal 1")
 # fio says how long a job took in milliseconds, so a figure is as coarse as that.
 GRAIN_NS = 1_000_000
+# The steps in which it gives a percentile.
+P99_STEP = 0.016
 
 
 def spread(figures):
@@ -52,106 +59,195 @@ def compared(key, group, other):
         "p99_a": a[1], "p99_b": b[1], "p99_spread": spread(tails)}
 
 
-def cells(row):
-    """A line of the table."""
-    return [row["load"], str(row["size"]), str(row["mtu"]), str(row["depth"]), f"{row['a']:,.0f}", f"{row['b']:,.0f}",
-            f"{row['ratio']:.4f}", f"{row['spread']:.4f}", f"{row['p99_a'] / 1000:,.1f}", f"{row['p99_b'] / 1000:,.1f}",
-            f"{row['p99_spread']:.3f}"]
+def table(path):
+    """The lines of a table of tests/, by their names."""
+    lines = [line.split("\t") for line in path.read_text().splitlines() if not line.startswith("#")]
+    return {name: cells for name, *cells in lines}
+
+
+def judge(names, ratio, differ):
+    """What becomes of a ratio by the goal and the bound of the first of the names that has them. Equal modules differ
+    by `differ`: a ratio that is above its goal by no more is not told from it, and holds a bound."""
+    bounds = table(BOUNDS)
+    goal, most = next((bounds[name] for name in names if name in bounds), ("-", "-"))
+    met = holds = None
+    if goal != "-":
+        met = "met" if ratio <= float(goal) else "in spread" if ratio <= float(goal) + differ else "MISSED"
+    if most != "-":
+        holds = ratio <= float(most) + differ
+    return {"goal": None if goal == "-" else float(goal), "met": met,
+            "at_most": None if most == "-" else float(most) + differ, "holds": holds}
 
 
 def name(row):
     return f"{row['load']}, {row['size']} bytes, MTU {row['mtu']}, depth {row['depth']}"
 
 
-def title(found):
-    """What the pairs of the rows are."""
-    first, second = found[0]["pairs"]
-    return (f"NVMe over RDMA, on rxe over one network device: instructions an I/O by host and target {first} (a) and"
-            f" {second} (b), of {found[0]['rounds']} turns each")
+def full_name(row):
+    """What a row is of, and the pair that it compares with the first one."""
+    return f"{row.get('what') or name(row)}, {row['pairs'][1]}"
 
 
-def limits():
-    """Of each row: at most so much of A's instructions for B, and how far equal modules differ."""
-    lines = [line.split("\t") for line in BOUNDS.read_text().splitlines() if not line.startswith("#")]
-    return {row: (float(most), float(differ)) for row, most, differ in lines}
-
-
-def held(bound, ratio):
-    """The limit of this name, how far equal modules differ, and whether a ratio holds it."""
-    most, differ = limits()[bound]
-    return most, differ, ratio <= most + differ
-
-
-def bounded(found):
-    """What must hold: (name, ratio, limit, how far equal modules differ, whether it holds)."""
+def judged(found):
+    """The rows with what becomes of their ratios. In jobs that are shorter than those which the spread was recorded of,
+    fio's clock alone may be coarser. The p99 is to be no worse, and has no bound."""
+    spreads = table(SPREADS)
     for row in found:
-        yield name(row), row["ratio"], *held(name(row), row["ratio"])
+        load = f"{row['pairs'][1]}, {row['size']} bytes"
+        differ, tail_differs = map(float, spreads[name(row)])
+        tail = row["p99_b"] / row["p99_a"]
+        yield row | judge((f"{load}, depth {row['depth']}", load), row["ratio"], max(differ, row["grain"])) | {
+            "p99_ratio": tail,
+            "p99_met": "met" if tail <= 1 else "in spread" if tail <= 1 + tail_differs else "MISSED"}
 
 
 def guarded(row):
-    """The name of the guard's bound for a row: one that is set, and not recorded."""
-    return f"guard, {row['pairs'][1]}: {name(row)}"
+    """What becomes of a row of the guard."""
+    return judge([f"guard, {row['pairs'][1]}"], row["ratio"], float(table(SPREADS)["guard"][0]))
+
+
+def judgment(row):
+    """The cells of a table for it: goal, at most."""
+    goal, most = (f"{row[key]:.4f}" if row[key] is not None else "-" for key in ("goal", "at_most"))
+    return [goal, row["met"] or "", most, {None: "", True: "holds", False: "EXCEEDED"}[row["holds"]]]
+
+
+def cells(row):
+    """A line of the table."""
+    return [row["load"], str(row["size"]), str(row["mtu"]), str(row["depth"]), f"{row['a']:,.0f}", f"{row['b']:,.0f}",
+            f"{row['ratio']:.4f}", f"{row['spread']:.4f}", *judgment(row), f"{row['p99_a'] / 1000:,.1f}",
+            f"{row['p99_b'] / 1000:,.1f}", f"{row['p99_ratio']:.3f}", f"{row['p99_spread']:.3f}", row["p99_met"]]
+
+
+def title(row):
+    """What the pairs of a row, and of those of the same table, are."""
+    first, other = row["pairs"]
+    return (f"NVMe over RDMA, on rxe over one network device: instructions an I/O by host and target {first} (a) and"
+            f" {other} (b), of {row['rounds']} turns each")
+
+
+def summary(found):
+    """How many goals are met and how many bounds hold, and which are not and do not."""
+    goals = [row["met"] for row in found if row["met"]] + [row["p99_met"] for row in found if "p99_met" in row]
+    holds = [row["holds"] for row in found if row["holds"] is not None]
+    yield (f"Goals: {goals.count('met')} of {len(goals)} are met, {goals.count('in spread')} missed by no more than"
+           f" equal modules differ, {goals.count('MISSED')} MISSED")
+    for row in found:
+        if row["met"] == "MISSED":
+            yield f"  MISSED: {full_name(row)}: {row['ratio']:.4f}, goal {row['goal']:.4f}"
+        if row.get("p99_met") == "MISSED":
+            yield f"  MISSED: {full_name(row)}: p99 {row['p99_ratio']:.3f}, goal 1"
+    yield f"Bounds: {holds.count(True)} of {len(holds)} hold, {holds.count(False)} EXCEEDED"
+    for row in found:
+        if row["holds"] is False:
+            yield f"  EXCEEDED: {full_name(row)}: {row['ratio']:.4f}, at most {row['at_most']:.4f}"
+
+
+def exceeded(found):
+    """Whether a bound is."""
+    return any(row["holds"] is False for row in found)
 
 
 def record(found):
-    """The bounds, of C by C: what differs there is what cannot be told from equal. Those that are set stay."""
-    if any(pair != "c:c" for row in found for pair in row["pairs"]):
-        raise SystemExit("bench: the bounds are how far C differs from itself")
-    names = {name(row) for row in found}
-    head, *lines = BOUNDS.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if line.split("\t")[0] not in names]
-    BOUNDS.write_text(head + "".join(f"{name(row)}\t1.0000\t{row['spread'] + row['grain']:.4f}\n" for row in found)
-                      + "".join(kept))
+    """How far C differs from itself, which cannot be told from equal. What was not counted stays."""
+    if any(row["pairs"] != ["c:c", "c:c"] for row in found):
+        raise SystemExit("bench: the spread is how far C differs from itself")
+    spreads = {}
+    for row in found:
+        tail = f"{max(row['p99_spread'], P99_STEP):.4f}" if "what" not in row else "-"
+        spreads[row.get("what") or name(row)] = [f"{row['spread'] + row.get('grain', 0):.4f}", tail]
+    head, *_ = SPREADS.read_text().splitlines(keepends=True)
+    SPREADS.write_text(head + "".join("\t".join([name, *cells]) + "\n"
+                                      for name, cells in {**table(SPREADS), **spreads}.items()))
 
 
-CONNECTIONS_TITLE = ("NVMe over RDMA: what a connection takes, by the ends HOST:TARGET, on rxe over one network device;"
-                     " an I/O queue has 128 entries")
-CONNECTIONS_HEAD = ("what", "ends", "figure", "unit", "by C's", "spread", "at most", "")
-# What is measured, in which unit. What a connection has beside its I/O queues: the admin queue, a controller of nvme-core
-# and one of nvmet, a disk.
+OTHERS_TITLE = ("NVMe over RDMA, on rxe over one network device: what a connection with an I/O queue takes, and each queue"
+                " more, of 128 entries, and the text of drivers, by host and target {} (a) and others (b)")
+OTHERS_HEAD = ("what", "b is", "a", "b", "unit", "ratio", "spread", *JUDGED)
+# What is measured, in which unit. A connection has, beside its I/O queue, the admin queue, a controller of nvme-core and
+# one of nvmet, and a disk.
 MEASURED = {"bytes": ("memory", "bytes"), "connect": ("connecting", "instructions"),
             "disconnect": ("disconnecting", "instructions")}
-QUEUE, REST = "an I/O queue", "all else"
+QUEUE, CONNECTION = "an I/O queue", "a connection"
+# The modules in Rust and in C of each end, and the pair that has it in Rust.
+MODULES = {"host": ("nvme_rdma_rs.ko", "nvme-rdma.ko", "rust:c"),
+           "target": ("nvmet_rdma_rs.ko", "nvmet-rdma.ko", "c:rust")}
 
 
 def connections(runs):
-    """What an I/O queue takes, by the difference of connections with few and with many, and all else, by each pair of ends;
-    by C and C, and how far the turns of the pair are apart."""
-    found, turns = defaultdict(lambda: defaultdict(list)), defaultdict(dict)
+    """The rows of what a connection with one I/O queue takes, and of what each queue more does: by the difference of
+    connections with few and with many."""
+    turns, pairs = defaultdict(dict), {}
     for run in runs:
-        turns[run["pair"], run["round"]][run["queues"]] = run["result"]
-    for (pair, _), by_queues in turns.items():
+        turns[run["place"], run["round"]][run["queues"]] = run["result"]
+        pairs[run["place"]] = run["pair"]
+    figures = defaultdict(lambda: defaultdict(list))
+    for (place, _), by_queues in turns.items():
         few, many = min(by_queues), max(by_queues)
         for key, (what, unit) in MEASURED.items():
-            queue = (by_queues[many][key] - by_queues[few][key]) / (many - few)
-            found[f"{what}, {QUEUE}", unit][pair].append(queue)
-            found[f"{what}, {REST}", unit][pair].append(by_queues[few][key] - few * queue)
-    for (what, unit), pairs in found.items():
-        for pair, values in pairs.items():
-            yield {"what": what, "pair": pair, "figure": median(values), "unit": unit,
-                   "by_c": median(values) / median(pairs["c:c"]),
-                   "spread": (max(values) - min(values)) / median(values), "rounds": len(values)}
+            one, all_of_them = by_queues[few][key], by_queues[many][key]
+            figures[f"{what}, {CONNECTION}", unit][place].append(one)
+            figures[f"{what}, {QUEUE}", unit][place].append((all_of_them - one) / (many - few))
+    for (what, unit), by_place in figures.items():
+        for place in sorted(set(pairs) - {0}):
+            alike = defaultdict(list)
+            for each in (0, place):
+                alike[pairs[each]] += by_place[each]
+            yield other(what, [pairs[0], pairs[place]], median(by_place[0]), median(by_place[place]), unit, alike)
 
 
-def connection_cells(row):
-    """A line of the table, with the bound of what has one."""
-    bound, cells = f"{row['what']}, {row['pair']}", ["", ""]
-    if bound in limits():
-        most, differ, holds = held(bound, row["by_c"])
-        cells = [f"{most + differ:.3f}", "holds" if holds else "DOES NOT HOLD"]
-    return [row["what"], row["pair"], f"{row['figure']:,.0f}", row["unit"], f"{row['by_c']:.3f}",
-            f"{row['spread']:.3f}", *cells]
+def other(what, pairs, a, b, unit, alike):
+    """A row of what is no I/O, with what becomes of its ratio."""
+    row = {"what": what, "pairs": pairs, "a": a, "b": b, "ratio": b / a, "unit": unit, "spread": spread(alike),
+           "rounds": len(alike[pairs[1]])}
+    return row | judge([f"{what}, {pairs[1]}"], row["ratio"], float(table(SPREADS).get(what, [0])[0]))
+
+
+def text(module):
+    """The bytes of a module's text, those of its init and exit included."""
+    said = subprocess.run(["size", "-A", module], check=True, capture_output=True, text=True).stdout
+    return sum(int(line.split()[1]) for line in said.splitlines() if re.match(r"\.(init\.|exit\.)?text", line))
+
+
+def sizes(build, kernel):
+    """The rows of the text of each end's module in Rust, which is in a folder, by that in C, of a kernel's modules."""
+    for end, (rust, c, pair) in MODULES.items():
+        a, b = text(next(kernel.glob(f"lib/modules/*/kernel/drivers/nvme/{end}/{c}"))), text(build / rust)
+        yield other("text of the driver", ["c:c", pair], a, b, "bytes", {"c:c": [a], pair: [b]})
+
+
+def other_cells(row):
+    """A line of the table."""
+    return [row["what"], row["pairs"][1], f"{row['a']:,.0f}", f"{row['b']:,.0f}", row["unit"], f"{row['ratio']:.4f}",
+            f"{row['spread']:.4f}", *judgment(row)]
+
+
+def saves(pair):
+    """Whether a pair has fewer completions, or other parameters of its modules."""
+    return "+" in pair or "," in pair
 
 
 def draw(folder, found):
-    """Instructions against depth, A's dashed where B is another pair."""
+    """Instructions against depth of the first pair, dashed, and of another one: in bench-nvme.svg of the last one whose
+    modules are as they are loaded, in bench-nvme-fewer.svg of the first one that saves completions."""
+    others = [row["pairs"][1] for row in found]
+    fewer, plain = [pair for pair in others if saves(pair)], [pair for pair in others if not saves(pair)]
+    if plain:
+        compare(folder / "bench-nvme.svg", found, plain[-1])
+    if fewer:
+        compare(folder / "bench-nvme-fewer.svg", found, fewer[0])
+
+
+def compare(path, found, other):
+    """Instructions against depth by the first pair, dashed, and by another one, if that is not the same."""
+    found = [row for row in found if row["pairs"][1] == other and row["mtu"] == 1500]
     lines = []
     for color, (load, size) in enumerate(dict.fromkeys((row["load"], row["size"]) for row in found)):
-        picked = [row for row in found if (row["load"], row["size"], row["mtu"]) == (load, size, 1500)]
-        for place, pair in enumerate(dict.fromkeys(picked[0]["pairs"])):
-            key, other = ("a", "b")[place], len(set(picked[0]["pairs"])) > 1
+        picked = [row for row in found if (row["load"], row["size"]) == (load, size)]
+        pairs = dict.fromkeys(picked[0]["pairs"])
+        for key, pair in zip("ab", pairs):
             points = [(row["depth"], *[row[key] / 1000] * 3) for row in picked]
-            name_of = f"{load.removeprefix('nvme ')}, {size:,} bytes" + (f", {pair}" if other else "")
-            lines.append(Line(name_of, points, color, other and not place))
-    plot(folder / "bench-nvme.svg", "NVMe over RDMA on one CPU: cost of an I/O against their depth",
-         Axis("I/Os in flight", 2), Axis("thousand instructions an I/O"), lines)
+            said = f"{load.removeprefix('nvme ')}, {size:,} bytes" + (f", {pair}" if len(pairs) > 1 else "")
+            lines.append(Line(said, points, color, key == "a" and len(pairs) > 1))
+    plot(path, "NVMe over RDMA on one CPU: cost of an I/O against their depth", Axis("I/Os in flight", 2),
+         Axis("thousand instructions an I/O"), lines)
