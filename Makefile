@@ -97,7 +97,7 @@ help:
 	@echo '                 own, the stock one or with CHECKERS=1 that with checkers'
 	@echo 'make races       the KUnit suites and those with userspace under KCSAN, SUITE=rdma_cq* only some'
 	@echo 'make rt          the KUnit suites and those with userspace under PREEMPT_RT, SUITE=rdma_cq* only some'
-	@echo 'make bench       Rust against C: instructions and time, a table and plots, in 20 minutes'
+	@echo 'make bench       Rust against C: instructions and time, a table and plots, in half an hour'
 	@echo 'make patches     patches for the kernel: each reproducer fails without its patch and passes with it'
 	@echo 'make doc         the pages of Documentation and the crate'\''s own, into build/doc'
 	@echo 'make rust-analyzer  rust-project.json, with which editors see the crates'
