@@ -4,8 +4,8 @@
 import errno
 import json
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import nvme
 from case import sh
@@ -20,22 +20,8 @@ def link_local(interface):
     return next(it["local"] for it in found["addr_info"] if it.get("scope") == "link"), found["ifindex"]
 
 
-@case("link-local addresses with their interface, of the target and of the host", links=("rxe",))
-def scopes(ground):
-    addr, index = link_local("rdma0")
-    named, numbered = f"{addr}%rdma0", f"{addr}%{index}"
-    with Null() as null, nvme.Target(null, addr=named) as target:
-        for traddr, options in ((named, {}), (numbered, {}), (named, {"host_traddr": named}),
-                                (named, {"host_traddr": numbered})):
-            where = SimpleNamespace(addr=traddr, trsvcid=target.trsvcid, nqn=target.nqn, backings=target.backings)
-            with ground.controller(where, **options) as host:
-                ground.verify(host.disk(), null, iodepth=16, size="256k")
-                host.reset()
-                ground.figures["resets"] += 1
-
-
 def connect(host, **options):
-    """Connects by the file of nvme-fabrics, past the checks of nvme-cli. Returns the error, or 0."""
+    """Connects by the file of nvme-fabrics, as nvme-cli has addresses of its own. Returns the error, or 0."""
     words = ",".join(f"{name}={value}" for name, value in {**host.options, **options}.items())
     with open(nvme.FABRICS, "r+b", buffering=0) as fabrics:
         try:
@@ -43,6 +29,29 @@ def connect(host, **options):
         except OSError as e:
             return e.errno
     return 0
+
+
+@contextmanager
+def connected(host, **options):
+    """The controller that is made so, until the end."""
+    error = connect(host, **options)
+    assert not error, f"{options}: {errno.errorcode[error]}"
+    path, = nvme.CONTROLLERS.iterdir()
+    host.name = path.name
+    yield host
+    host.disconnect()
+
+
+@case("link-local addresses with their interface, of the target and of the host", links=("rxe",))
+def scopes(ground):
+    addr, index = link_local("rdma0")
+    named, numbered = f"{addr}%rdma0", f"{addr}%{index}"
+    with Null() as null, nvme.Target(null, addr=named) as target:
+        for options in ({}, {"traddr": numbered}, {"host_traddr": named}, {"host_traddr": numbered}):
+            with connected(ground.controller(target, **options)) as host:
+                ground.verify(host.disk(), null, iodepth=16, size="256k")
+                host.reset()
+                ground.figures["resets"] += 1
 
 
 # What is no address or no port, by the option; the last of the kernel's log has it.
@@ -66,10 +75,8 @@ def malformed(ground):
                         "trsvcid": f"malformed address passed: {host.options['traddr']}:{value}",
                         "host_traddr": f"malformed src address passed: {value}"}[name]
                 assert log.count(f"{module}: ") == 1 and said in log, f"{name}={value}: {log}"
-        assert connect(host, trsvcid=hex(int(target.trsvcid))) == 0
-        found = host.disk()
-        ground.verify(found, null, iodepth=16, size="256k")
-        sh("nvme", "disconnect", f"--nqn={target.nqn}")
+        with connected(host, trsvcid=hex(int(target.trsvcid))):
+            ground.verify(host.disk(), null, iodepth=16, size="256k")
 
 
 # Values that are refused, of each parameter of a module.
