@@ -32,10 +32,10 @@ WARNED = Path("/sys/kernel/debug/clear_warn_once")
 GROUNDS = {"target": TargetGround, "host": HostGround}
 
 
-def tried(name, function):
+def tried(name, function, times=1):
     """What a function has returned, and why it has failed, if it has."""
     try:
-        bound(name, SECONDS)
+        bound(name, SECONDS * times)
         return function(), ""
     except Exception as e:      # pylint: disable=broad-except
         return "", f"{type(e).__name__}: {e}".replace("\n", " ")
@@ -49,7 +49,7 @@ def run(lie, ground):
         with Peer(lie.size) as peer:
             return lie.function(ground, peer, *lie.args)
 
-    said, failed = tried(lie.name, play)
+    said, failed = tried(lie.name, play, lie.times)
     _, broken = tried(lie.name, ground.check)
     if broken.startswith(Defect.__name__):
         # It has done wrong, and serves.

@@ -19,9 +19,9 @@ class Queue:
 
     def __init__(self, target, number, qid, depth):
         self.target, self.peer, self.number, self.qid, self.depth = target, target.peer, number, qid, depth
-        self.buffers = {}
+        self.buffers, self.room = {}, wire.CAPSULE + 4096
         for _ in range(depth):
-            buffer = self.peer.buffer(wire.CAPSULE + 4096)
+            buffer = self.peer.buffer(self.room)
             self.buffers[buffer.place] = buffer
         # What SENDs have that have not completed, by its place, and what none has.
         self.sending, self.idle = {}, []

@@ -241,6 +241,10 @@ def other_target(ground, peer):
 
 # Commands that nobody has sent, and none that is answered.
 
+# Changed namespaces are told of: the host asks for that when it is live.
+TELLS = {92: ("I", 0x100)}
+
+
 def event(i):
     """The result of a reply with an event: changed namespaces, and less likely ones."""
     return (0x0002, 0x00040002, 0x01000203, 0xffffffffffffffff)[i % 4]
@@ -258,6 +262,24 @@ def events(ground, peer):
             host.serve(0.002)
         host.serve(1)
         return f"{queue.closed or 'connection stays'}; {word(host.io(wire.READ))}; {host.state()}"
+
+
+@against("AENs: 65,536, each asked for", times=10)
+def counted_events(ground, peer):
+    target = Target(peer)
+    target.identity = TELLS
+    with ground.connected(target) as host:
+        admin, answer, left = target.queue(0), peer.buffer(wire.COMPLETION), 1 << 16
+        # Of a vendor's, nothing follows but that the host asks for one more.
+        answer.put(wire.completion(0, result=7))
+        while left and not admin.closed:
+            host.until(lambda: target.events or admin.closed, "no event is asked for")
+            left -= 1
+            admin.reply(target.events.pop(), result=7)
+            # Quickly, until there is another command: the ids are at 2 in a command, and at 12 in a reply.
+            left = int(peer.tell("answer", admin.number, answer.place, answer.length, left, admin.room,
+                                 wire.ASYNC_EVENT, 2, 12))
+        return f"{admin.closed or 'connection stays'}; {word(host.io(wire.READ))}; {host.state()}"
 
 
 @against("AENs: 600, and no receive for what they ask for", known="a warning, as the send queue is full")
@@ -448,8 +470,6 @@ def failing(ground, peer):
 
 # Connections that end while a host waits for something else. Its commands do not time out before a user is tired.
 PATIENCE = 200
-# Changed namespaces are told of: the host asks for that when it is live.
-TELLS = {92: ("I", 0x100)}
 EVENTS = 11
 
 

@@ -38,6 +38,9 @@ struct event {
 struct connection {
 	struct rdma_cm_id *id;
 	struct ibv_cq *cq;
+	/* A completion that was taken and not told, if it is there. */
+	struct ibv_wc kept;
+	int keeps;
 	struct event *first, **last;
 };
 
@@ -399,21 +402,21 @@ static void do_dereg(char **words)
 	say("error no such region");
 }
 
+static int post_receive(struct connection *c, uint64_t offset, uint64_t length)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)memory + offset, .length = length, .lkey = all->lkey };
+	struct ibv_recv_wr wr = { .wr_id = offset, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	errno = ibv_post_recv(c->id->qp, &wr, &bad);
+	return errno ? failed("receive") : 0;
+}
+
 /* recv N OFFSET LENGTH */
 static void do_recv(char **words)
 {
 	struct connection *c = find(words, 1);
-	char *start = place(words, 2);
-	struct ibv_sge sge = { .addr = (uintptr_t)start, .length = number(words, 3) };
-	struct ibv_recv_wr wr = { .wr_id = number(words, 2), .sg_list = &sge, .num_sge = 1 }, *bad;
 
-	if (!c || !start)
-		return;
-	sge.lkey = all->lkey;
-	errno = ibv_post_recv(c->id->qp, &wr, &bad);
-	if (errno)
-		failed("receive");
-	else
+	if (c && place(words, 2) && !post_receive(c, number(words, 2), number(words, 3)))
 		say("posted");
 }
 
@@ -457,24 +460,80 @@ static void do_post(char **words)
 		say("posted");
 }
 
+static int take_completion(struct connection *c, struct ibv_wc *wc, int ms)
+{
+	int64_t end = now() + ms;
+	int n;
+
+	if (c->keeps) {
+		*wc = c->kept;
+		c->keeps = 0;
+		return 1;
+	}
+	while (!(n = ibv_poll_cq(c->cq, 1, wc)) && now() < end)
+		usleep(200);
+	return n > 0;
+}
+
 /* poll N MS: the next completion. */
 static void do_poll(char **words)
 {
 	struct connection *c = find(words, 1);
-	int64_t end = now() + number(words, 2);
 	struct ibv_wc wc;
-	int n;
 
 	if (!c)
 		return;
-	while (!(n = ibv_poll_cq(c->cq, 1, &wc)) && now() < end)
-		usleep(200);
-	if (n <= 0) {
+	if (!take_completion(c, &wc, number(words, 2))) {
 		say("none");
 		return;
 	}
 	say("%d %" PRIu64 " %d %u %u", wc.opcode, wc.wr_id, wc.status, wc.byte_len,
 	    wc.wc_flags & IBV_WC_WITH_INV ? wc.invalidated_rkey : 0);
+}
+
+/*
+ * answer N OFFSET LENGTH COUNT ROOM BYTE FROM TO: sends that for each of so many messages, which come
+ * one after the other into so much room each, and begin with that byte. An answer has two bytes of
+ * its message. Says how many are left, once there is another message, an error, or none for long.
+ */
+static void do_answer(char **words)
+{
+	struct connection *c = find(words, 1);
+	uint64_t offset = number(words, 2), left = number(words, 4);
+	char *answer = place(words, 2), *message = NULL;
+	struct ibv_sge sge = { .addr = (uintptr_t)answer, .length = number(words, 3) };
+	struct ibv_send_wr wr = { .wr_id = offset, .opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_wc wc;
+	int sent = 1;
+
+	if (!c || !answer)
+		return;
+	sge.lkey = all->lkey;
+	while (left && take_completion(c, &wc, 10000)) {
+		if (wc.status || (wc.opcode == IBV_WC_RECV && memory[wc.wr_id] != (char)number(words, 6))) {
+			c->kept = wc;
+			c->keeps = 1;
+			break;
+		}
+		if (wc.opcode == IBV_WC_RECV)
+			message = memory + wc.wr_id;
+		else
+			sent |= wc.wr_id == offset;
+		if (!message || !sent)
+			continue;
+		memcpy(answer + number(words, 8), message + number(words, 7), 2);
+		if (post_receive(c, message - memory, number(words, 5)))
+			return;
+		errno = ibv_post_send(c->id->qp, &wr, &bad);
+		if (errno) {
+			failed("answer");
+			return;
+		}
+		message = NULL;
+		sent = 0;
+		left--;
+	}
+	say("%d", (int)left);
 }
 
 /* put OFFSET LENGTH BYTES; get OFFSET LENGTH; fill OFFSET LENGTH BYTE */
@@ -551,8 +610,8 @@ static const struct {
 	{ "reg", do_reg, 4 }, { "dereg", do_dereg, 2 }, { "recv", do_recv, 4 },
 	{ "send", do_post, 4 }, { "sendinv", do_post, 5 }, { "sendimm", do_post, 4 },
 	{ "write", do_post, 6 }, { "writeimm", do_post, 6 }, { "read", do_post, 6 },
-	{ "poll", do_poll, 3 }, { "put", do_memory, 4 }, { "get", do_memory, 3 },
-	{ "fill", do_memory, 4 }, { "check", do_check, 4 },
+	{ "poll", do_poll, 3 }, { "answer", do_answer, 9 },
+	{ "put", do_memory, 4 }, { "get", do_memory, 3 }, { "fill", do_memory, 4 }, { "check", do_check, 4 },
 	{ "disconnect", do_end, 2 }, { "destroy", do_end, 2 },
 };
 
