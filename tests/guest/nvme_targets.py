@@ -2,14 +2,20 @@
 """Targets of NVMe over RDMA that lie, against a host."""
 
 import errno
+import mmap
+import os
+import random
+import threading
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import nvme
 import nvme_wire as wire
 from case import sh
 from nvme_lies import Defect, lie
 from nvme_target import Target
-from peer import Peer
+from peer import PAGE, Peer
 
 LENGTH = 8192
 # The id of the command for asynchronous events: the admin queue has one of 32 (NVME_AQ_BLK_MQ_DEPTH).
@@ -150,6 +156,84 @@ def other_queue(ground, peer):
         return f"{word(host.io(wire.READ))}, {host.state()}"
 
 
+# SENDs that have found no receive.
+REFUSED = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters/send_rnr_err")
+
+
+@contextmanager
+def one_cpu():
+    """Has all users on one CPU: blk-mq looks for a tag from where the last one of that CPU was."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
+def following(cids):
+    """The next id of commands one after the other: blk-mq has two tags of a word take turns."""
+    tags = [cid & 0xfff for cid in cids]
+    assert tags[-8:-4] == tags[-4:], f"the tags are {tags}"
+    return [cid for cid in cids if cid & 0xfff == tags[-4]][-1] + 0x1000 & 0xffff
+
+
+class User(threading.Thread):
+    """Reads or writes, and uses the memory for something else as soon as that has ended."""
+
+    def __init__(self, disk, opcode, content):
+        super().__init__(daemon=True)
+        self.disk, self.moves, self.said = disk, os.preadv if opcode == wire.READ else os.pwritev, ""
+        self.memory = mmap.mmap(-1, LENGTH)
+        self.memory[:] = content
+
+    def run(self):
+        fd = os.open(self.disk, os.O_RDWR | os.O_DIRECT)
+        try:
+            self.moves(fd, [self.memory], 0)
+            result = 0
+        except OSError as e:
+            result = e.errno
+        finally:
+            os.close(fd)
+        self.memory[:] = bytes(LENGTH)
+        self.said = word(result)
+
+
+def unseen(ground, peer, opcode):
+    """Replies to a command that has not come, as there is no receive for it, and lets it come then. Its id follows
+    from those before."""
+    target, seen = Target(peer), []
+    # Data of this length come with the command.
+    target.identity = {1792: ("I", (wire.CAPSULE + LENGTH) // 16)}
+    with one_cpu(), ground.connected(target) as host:
+        queue, content = target.queue(1), random.randbytes(LENGTH)
+        target.lie = lambda at, command: at is queue and seen.append(command)
+        queue.post = lambda buffer: None
+        while len(seen) < len(queue.buffers):
+            assert host.io(wire.READ) == 0, "a user has not read"
+        cid = following([command.cid for command in seen])
+        user, refused = User(host.disk(), opcode, content), REFUSED.read_text(encoding="ascii")
+        user.start()
+        host.until(lambda: REFUSED.read_text(encoding="ascii") != refused, "no SEND is refused")
+        queue.reply(cid)
+        host.serve(1)
+        early = user.said
+        target.lie = lambda at, command: at is queue and not seen.append(command)
+        room = peer.buffer(wire.CAPSULE + LENGTH)
+        queue.buffers[room.place] = room
+        del queue.post
+        queue.post(room)
+        host.until(lambda: user.said, "the user waits")
+        if opcode == wire.WRITE and room.get()[wire.CAPSULE:] != content:
+            raise Defect(f"{user.said}, and other data than the user's have come")
+        return f"{early or 'waits'}, then {user.said}, {host.state()}"
+
+
+for op, w in (wire.READ, "READ"), (wire.WRITE, "WRITE with its data"):
+    against(f"reply: before the SEND of a {w} is received", op)(unseen)
+
+
 # Keys.
 
 def invalidating(ground, peer, which):
@@ -171,6 +255,25 @@ def no_invalidation(ground, peer):
         queue.give(command.sgl, bytes(queue.target.disk[:LENGTH]))
         queue.reply(command.cid)
     return lied(ground, peer, plain)
+
+
+@against("key: a reply invalidates that of a READ that has ended")
+def ended(ground, peer):
+    target, first = Target(peer), []
+
+    def serve(queue, command):
+        right(queue, command)
+        first.append(key_of(command))
+
+    def invalidate(queue, command):
+        queue.give(command.sgl, bytes(LENGTH))
+        queue.reply(command.cid, key=first[0])
+    with ground.connected(target) as host:
+        got = []
+        for function in serve, invalidate:
+            Once(target, function)
+            got.append(word(host.io(wire.READ)))
+        return f"{', '.join(got)}, {host.state()}"
 
 
 @against("key: a reply invalidates another command's")
@@ -300,6 +403,75 @@ def events_only(ground, peer):
 @against("silence: a READ")
 def silent_read(ground, peer):
     return lied(ground, peer, lambda queue, command: None)
+
+
+@against("silence: a READ, and a reply when it has timed out")
+def late(ground, peer):
+    """The user has an error by then, and the host has no connection."""
+    target, held = Target(peer), []
+    with ground.connected(target, ctrl_loss_tmo=600, fast_io_fail_tmo=1) as host:
+        Once(target, lambda queue, command: held.append((queue, command)))
+        got = word(host.io(wire.READ))
+        right(*held[0])
+        host.serve(1)
+        target.request = None
+        state = host.state()
+        return f"{got}; {state}; {word(host.io(wire.READ))}"
+
+
+def resent(ground, peer, function):
+    """A READ is not answered, and sent again on the next connection, where the function lies about both commands."""
+    target, commands, said = Target(peer), [], []
+    target.disk[:LENGTH] = random.randbytes(LENGTH)
+    with ground.connected(target, ctrl_loss_tmo=600) as host:
+        target.request = None
+
+        def lie_twice(queue, command):
+            if queue.qid == 0 or command.opcode != wire.READ:
+                return False
+            commands.append(command)
+            if len(commands) == 2:
+                target.lie = None
+                said.append(function(ground, queue, *commands))
+            return True
+        target.lie = lie_twice
+        got = host.io(wire.READ)
+        if got == 0 and ground.results[-1][1][PAGE:-PAGE] != target.disk[:LENGTH]:
+            raise Defect("the user has other data")
+        connections = sum(queue.qid == 1 for queue in target.queues.values())
+        return "; ".join(filter(None, (*said, word(got), host.state(), f"{connections} connections")))
+
+
+@against("silence: a READ, and a reply on the next connection")
+def last_id(ground, peer):
+    def reply(_ground, queue, first, second):
+        if first.cid != second.cid:
+            queue.reply(first.cid)
+            return "another id"
+        # It is as good as one to the second.
+        right(queue, second)
+        return "the same id"
+    return resent(ground, peer, reply)
+
+
+@against("silence: a READ, and the next connection invalidates its key")
+def last_key(ground, peer):
+    def reply(_ground, queue, first, second):
+        assert key_of(first) != key_of(second), "both have one key"
+        queue.give(second.sgl, bytes(queue.target.disk[:LENGTH]))
+        queue.reply(second.cid, key=key_of(first))
+    return resent(ground, peer, reply)
+
+
+@against("silence: a READ, and the next connection writes by its key")
+def last_region(ground, peer):
+    def write(ground, queue, first, _second):
+        addr, _, key, _ = wire.entry(first.sgl)
+        status, _ = queue.access("write", addr, LENGTH, key)
+        if status == 0:
+            ground.defect = "it writes memory of a READ of the last connection"
+        return f"status {status}"
+    return resent(ground, peer, write)
 
 
 @against("silence: the connection ends during a READ")
