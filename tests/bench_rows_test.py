@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Tests of what the benchmark makes of its runs."""
 
+import os
 import sys
 import tempfile
 import unittest
@@ -13,8 +14,11 @@ from unittest import mock
 
 TOP = Path(__file__).resolve().parents[1]
 sys.path += [str(TOP / "scripts/benchmark"), str(TOP / "tests/guest")]
+# The kernel's name, which what runs in a VM has of it.
+os.environ["flavour"] = "stock"
 import bench_bytes
 import bench_nvme
+import nvme_bench
 from bench_rows import counting, interval, key, rows, slower
 
 STREAM = {"clock": "wall", "device": "rxe0", "load": "send_rate", "context": "softirq", "size": 64, "depth": 4}
@@ -124,6 +128,12 @@ class Nvme(unittest.TestCase):
         found = list(bench_nvme.rows(turns([(100_000, 110_000, 103_000)], ("c:c", "c:rust", "rust:c"))))
         self.assertEqual([(row["pairs"], row["ratio"], row["rounds"]) for row in found],
                          [(["c:c", "c:rust"], 1.1, 1), (["c:c", "rust:c"], 1.03, 1)])
+
+    def test_every_other_round_goes_backwards(self):
+        turns = nvme_bench.order(("c:c", "c:rust", "rust:c"), 2)
+        self.assertEqual([place for n, place, _ in turns if n == 0], [0, 1, 2])
+        self.assertEqual([(place, pair) for n, place, pair in turns if n == 1],
+                         [(2, "rust:c"), (1, "c:rust"), (0, "c:c")])
 
     def test_the_spread_of_a_third_pair_is_no_row_s(self):
         figures = [(100_000, 110_000, 90_000), (100_000, 110_000, 95_000)]
