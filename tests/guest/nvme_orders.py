@@ -16,7 +16,7 @@ from nvme_ground import case, write_at
 
 
 def unloaded(module):
-    """Unloads a module, once the last that was just ended has let go of it."""
+    """Unloads a module, once what was just ended has let go of it, and udev of what it has looked at."""
     def done():
         said = subprocess.run(["rmmod", module], capture_output=True, text=True, timeout=60, check=False)
         assert not said.returncode or "in use" in said.stderr, said.stderr
@@ -117,7 +117,7 @@ def unload_open(ground, path_of, holds):
             ground.verify(host.disk(), null, iodepth=16, size="256k")
             with opened(path_of(host)):
                 if ground.host == "c" and not holds:
-                    sh("rmmod", module)
+                    unloaded(module)
                     until(lambda: host.state() == "gone", "the controller is still there")
                 else:
                     assert in_use(module), "it was unloaded"
