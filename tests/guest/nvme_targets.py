@@ -681,7 +681,7 @@ def at_features(ground, peer):
         return connecting(ground, peer, prepare)
 
 
-@against("hang up: while a host that is reset waits for CSTS")
+@against("hang up: while a host that is reset waits for CSTS", known="in that state no error recovery begins")
 def in_reset(ground, peer):
     target = Target(peer)
     with ground.patient(PATIENCE), ground.connected(target) as host:
