@@ -16,6 +16,7 @@ use rdma::{
         InitAttr,
         SendRing, //
     },
+    session::Room,
     srq::{
         Receive,
         Slot,
@@ -94,6 +95,10 @@ fn intrude(dev: &Device, cx: &Sleepable) -> Result {
     refused("a context", qp.set_context(context, cx))?;
     let ring = SendRing::<Pin<KBox<Recv>>>::new(&qp, 4, 2, cx);
     refused("a ring of sends", ring)?;
+    let requests = Requests::new(&qp, 1, |_| Ok::<_, Error>(Data { address: 0 }), cx);
+    refused("an array of requests", requests)?;
+    let room = Room::<Data>::new(&qp, 1, 1, cx);
+    refused("a room for requests that wait", room)?;
     let pd = Pd::alloc(dev, cx)?;
     let cq = Cq::<Softirq>::alloc(dev, 16, 0, cx)?;
     let init = InitAttr::new(&pd, &cq, &cq, &Caps::new(4, 4));
@@ -114,8 +119,10 @@ fn intrude(dev: &Device, cx: &Sleepable) -> Result {
     Ok(())
 }
 
-/// Gives connections and listeners of another ULP handlers.
+/// Gives connections and listeners of another ULP handlers, and its workqueue a work item.
 fn intercept(client: &ClientRef, dev: &Device, cx: &Sleepable) -> Result {
+    let begun = client.spawn(GFP_KERNEL, |_: &Sleepable| pr_err!("this ran\n"));
+    refused("a work item", begun)?;
     let addr = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
     let accept = Arc::new(|_: cm::Request<'_>, _: &Sleepable| Ok(()), GFP_KERNEL)?;
     let listener = cm::Listener::new(client, addr, 1, accept, cx);
