@@ -144,8 +144,9 @@ impl Transport {
         let mut registered = self.client.lock();
         let at = Arc::as_ptr(&self.target) as usize;
         TARGET.cmpxchg(0, at, Full).map_err(|_| EBUSY)?;
-        // SAFETY: The structure is static. The client, which is that of the module that it names, is
-        // kept until `unregister`, and by each port and queue, and with it the text of the module.
+        // SAFETY: The structure is static. The client, which is that of the module that it names,
+        // is kept until `unregister`, and by each port and queue, and with it the text of the
+        // module.
         to_result(unsafe { bindings::nvmet_register_transport(&raw const *OPS) })
             .map_err(|_| EBUSY)?;
         *registered = Some(client);

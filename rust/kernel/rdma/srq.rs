@@ -421,8 +421,8 @@ trait AnySlots: posted::Entries {
     fn entries(&self) -> &dyn posted::Entries;
 }
 
-/// All slots of an SRQ, side by side. Each is in a cell, as one that is posted or handed out is used
-/// exclusively, beside the others.
+/// All slots of an SRQ, side by side. Each is in a cell, as one that is posted or handed out is
+/// used exclusively, beside the others.
 ///
 /// # Invariants
 ///
