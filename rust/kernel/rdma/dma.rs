@@ -159,7 +159,8 @@ impl<D: Direction> Bufs<D> {
 ///
 /// # Invariants
 ///
-/// `piece` is mapped in direction `dir`. Of its bytes those from `used` on are not part of a buffer.
+/// `piece` is mapped in direction `dir`. Of its bytes those from `used` on are not part of a
+/// buffer.
 struct Pieces {
     piece: Arc<Mapped>,
     dir: bindings::dma_data_direction,
