@@ -28,10 +28,14 @@ static inline int qp_create(struct rdma_cm_id *id)
 	return rdma_create_qp(id, pd, &attr);
 }
 
+static DECLARE_COMPLETION(server_disconnected);
+
 static inline int server_handler(struct rdma_cm_id *id, struct rdma_cm_event *event)
 {
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
 
+	if (event->event == RDMA_CM_EVENT_DISCONNECTED)
+		complete(&server_disconnected);
 	if (event->event != RDMA_CM_EVENT_CONNECT_REQUEST)
 		return 0;
 	server = id;

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Destroys the QP of a connection while its socket tells that the peer has ended it. */
 
-#include <linux/delay.h>
-
 #include "siw.h"
 
 static void destroy(struct work_struct *work)
 {
-	msleep(50);
+	wait_for_completion_timeout(&server_disconnected, PATIENCE);
 	rdma_destroy_qp(server);
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Closes a TCP listener that has not accepted, where siw has connections: lockdep compares. */
 
+#include <linux/delay.h>
 #include <linux/in.h>
 #include <linux/net.h>
+#include <net/inet_connection_sock.h>
 
 #include "siw.h"
 
@@ -36,7 +38,7 @@ static int run(struct ib_qp *qp)
 	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(7472) };
 	struct sockaddr_unsized *name = (struct sockaddr_unsized *)&addr;
 	struct socket *listener, *client;
-	int ret = write_both_ways(qp) ?: tcp_socket(&listener);
+	int i, ret = write_both_ways(qp) ?: tcp_socket(&listener);
 
 	if (ret)
 		return ret;
@@ -48,6 +50,9 @@ static int run(struct ib_qp *qp)
 		return ret;
 	}
 	ret = kernel_connect(client, name, sizeof(addr), 0);
+	/* The listener has the connection once a softirq has taken the client's answer. */
+	for (i = 0; i < 1000 && reqsk_queue_empty(&inet_csk(listener->sk)->icsk_accept_queue); i++)
+		msleep(1);
 	sock_release(listener);
 	sock_release(client);
 	return ret;
