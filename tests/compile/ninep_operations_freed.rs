@@ -15,13 +15,13 @@ use rdma::prelude::*;
 #[cfg(not(mistake))]
 static OPERATIONS: Operations<Mount> = Operations::new();
 
-fn register(client: &ClientRef, cx: &Sleepable) -> Result {
+fn register(cx: &Sleepable) -> Result {
     #[cfg(mistake)]
     let operations = Operations::<Mount>::new();
     #[cfg(mistake)]
     let operations = &operations; //~ E0597 `operations` does not live long enough
     #[cfg(not(mistake))]
     let operations = &OPERATIONS;
-    drop(Registration::new(operations, client, cx)?);
+    drop(Registration::new(operations, cx)?);
     Ok(())
 }
