@@ -83,6 +83,23 @@ def write_queues(ground):
         ground.verify(host.disk(), null, iodepth=16, size="1m")
 
 
+@case("read, write and poll queues at once", links=("rxe",))
+def all_queues(ground):
+    null = Null()
+    with ground.pair(null, nr_io_queues=1, nr_write_queues=1, nr_poll_queues=1) as (_, host):
+        for _ in range(2):
+            number = int((host.path / "queue_count").read_text(encoding="ascii"))
+            assert number == 4, f"there are {number} queues, with that of the admin commands"
+            log = sh("dmesg").stdout.rpartition("rdma-rs test: ")[2]
+            assert "mapped 1/1/1 default/read/poll queues" in log, "there are other queues"
+            with Load(host.disk(), size="1m", offset="16m") as load:
+                ground.verify(host.disk(), null, *jobs_of(4 * KIB, (1, 16)), ioengine="io_uring", hipri=1)
+                ground.stop(load)
+            host.reset()
+            ground.figures["resets"] += 1
+        ground.verify(host.disk(), null, iodepth=16, size="1m")
+
+
 @case("page cache, with fsync", links=("rxe",))
 def buffered(ground):
     null = Null(cache_size=1)
