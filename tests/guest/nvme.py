@@ -31,6 +31,8 @@ TRANSPORTS = {"c": "rdma", "rust": "rdma_rs"}
 TARGETS = {"c": "nvmet-rdma", "rust": "nvmet_rdma_rs"}
 # Those below the transports, which the two ends share.
 CORES = ("rdma_rs", "nvmet", "nvme-fabrics", "nvme-core", "nvme-auth", "nvme-keyring")
+# Modules of build/ that modprobe is told of.
+INSTALLED = Path("/run/modprobe.d/nvme.conf")
 # The parameters that modules are loaded with, by their names.
 PARAMETERS = {}
 HOSTNQN = "nqn.2014-08.org.nvmexpress:uuid:6c1e1d34-6f0b-4a0c-8d5a-4f5d1f2b9a{:02x}"
@@ -119,6 +121,25 @@ def named(end, modules):
         knows(module, parameters)
         PARAMETERS[module] = parameters
     return name
+
+
+@contextmanager
+def installed(module, *aliases, **parameters):
+    """Has modprobe know a module of build/ by its aliases, as if it were installed, and by others, and load it with
+    these parameters. Those of the kernel it knows."""
+    path = BUILD / FLAVOUR / f"{module}.ko"
+    if not path.exists():
+        yield
+        return
+    words = [f"{name}={value}" for name, value in {**PARAMETERS.get(module, {}), **parameters}.items()]
+    aliases = [*aliases, *sh("modinfo", "-F", "alias", path).stdout.split()]
+    INSTALLED.parent.mkdir(exist_ok=True)
+    INSTALLED.write_text("".join(f"alias {alias} {module}\n" for alias in aliases) +
+                         " ".join(["install", module, "insmod", str(path), *words]) + "\n", encoding="ascii")
+    try:
+        yield
+    finally:
+        INSTALLED.unlink()
 
 
 @contextmanager

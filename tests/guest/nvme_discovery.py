@@ -5,7 +5,7 @@ import json
 import socket
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,6 +56,31 @@ def discovering(ground, target, **options):
     """A host that stays connected to the discovery controller of a target."""
     where = SimpleNamespace(addr=target.addr, trsvcid=target.trsvcid, nqn=DISCOVERY, backings=())
     with ground.controller(where, **options) as host:
+@case("discovery: connect-all loads the host's module, Rust's in C's place, and connects to all", links=("rxe",))
+def connect_all(ground):
+    ours, other = nvme.HOSTS[ground.host], nvme.HOSTS["rust" if ground.host == "c" else "c"]
+    nulls = (Null(), Null())
+    nvme.unload(ours)
+    try:
+        with nvme.installed(ours, "nvme-rdma", replace=1), ExitStack() as stack:
+            first, second = [stack.enter_context(ground.target(stack.enter_context(null))) for null in nulls]
+            link = first.port.path / "subsystems" / second.nqn
+            link.symlink_to(second.subsystem)
+            stack.callback(link.unlink)
+            hosts = [nvme.Controller(target, "c") for target in (first, second)]
+            options = {name: hosts[0].options[name] for name in ("transport", "traddr", "trsvcid", "hostnqn", "hostid")}
+            stack.callback(sh, "nvme", "disconnect-all")
+            sh("nvme", "connect-all", *(word for name, value in options.items() for word in nvme.option(name, value)))
+            assert nvme.loaded(ours) and not nvme.loaded(other), f"{other} was loaded, or {ours} was not"
+            for host, null in zip(hosts, nulls):
+                ground.verify(host.disk(), null, iodepth=16, size="256k")
+            found = sorted(path.name for path in nvme.CONTROLLERS.iterdir())
+            assert len(found) == len(hosts), f"there are the controllers {found}"
+    finally:
+        nvme.unload(ours)
+        nvme.insert(ours)
+
+
         yield host
 
 

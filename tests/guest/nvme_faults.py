@@ -562,9 +562,6 @@ def idle(ground):
         ground.verify(host.disk(), null, iodepth=16, size="256k")
 
 
-CONF = Path("/run/modprobe.d/nvme_rdma_rs.conf")
-
-
 def has_users(module):
     """Whether a module is loaded and in use: a controller of Rust's host keeps its module, one of C's does not."""
     count = Path("/sys/module", module.replace("-", "_"), "refcnt")
@@ -584,14 +581,9 @@ def replace(ground):
 
     with null, ground.target(null) as target:
         nvme.unload(ours)
-        CONF.parent.mkdir(exist_ok=True)
-        CONF.write_text(f"alias nvme-rdma {ours}\ninstall {ours} insmod {BUILD / FLAVOUR / ours}.ko replace=1\n",
-                        encoding="ascii")
-        try:
+        with nvme.installed(ours, "nvme-rdma", replace=1):
             used(target, ours)
             assert not nvme.loaded(c), f"{c} was loaded"
-        finally:
-            CONF.unlink()
         nvme.unload(ours)
         used(target, c)
         assert not nvme.loaded(ours), f"{ours} was loaded"
