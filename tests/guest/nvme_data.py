@@ -141,7 +141,8 @@ def zeroes(ground):
             assert data == b"\xff" * 4096 + bytes(MIB // 2) + b"\xff" * (MIB // 2 - 4096), f"{device} has other data"
 
 
-for inline in (0, 4096, 16384):
+# Buffers of a length that is no power of two are to be aligned, too.
+for inline in (0, 600, 4096, 5000, 16384):
     @case(f"inline data size {inline}: {EDGES[0]} to {EDGES[-1]} bytes", inline)
     def inline_edges(ground, size):
         null = Null()
