@@ -303,7 +303,7 @@ impl List {
     }
 }
 
-/// The message of a request (`req->tc`), which nothing writes any more.
+/// The message of a request (`req->tc`), which is not written again.
 ///
 /// # Invariants
 ///
@@ -617,8 +617,8 @@ impl<T: Transport> Registration<T> {
     ///
     /// # Safety
     ///
-    /// Called by C, once for a client that is connected, for which no other operation is called
-    /// any more, in process context.
+    /// Called by C, once for a client that is connected, in process context. No other operation is
+    /// called for it after that.
     unsafe extern "C" fn close(client: *mut bindings::p9_client) {
         // SAFETY: `create` has set the field from a box of this type, which is taken back once.
         let mount = unsafe {

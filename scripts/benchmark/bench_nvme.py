@@ -20,7 +20,7 @@ BOUNDS, SPREADS = TOP / "tests/bench-nvme-bounds.tsv", TOP / "tests/bench-nvme-s
 KEYS = ("load", "size", "mtu", "depth")
 JUDGED = ("goal", "", "at most", "")
 HEAD = (*KEYS, "a", "b", "ratio", "spread", *JUDGED, "p99 a, us", "p99 b, us", "ratio", "spread", "goal 1")
-# fio says how long a job took in milliseconds, so a figure is as coarse as that.
+# fio gives the time of a job in milliseconds, so a figure is as coarse as that.
 GRAIN_NS = 1_000_000
 # The steps in which it gives a percentile.
 P99_STEP = 0.016

@@ -128,7 +128,7 @@ def modules(name, text, files):
     for m in gone:
         text = re.sub(rf"(?m)^(?:(?:#\[|///)[^\n]*\n)*(?:pub(?:\([a-z]+\))? )?mod {m};\n", "", text)
         text = re.sub(rf"(?m)^(?:pub(?:\([a-z]+\))? )?use {m}::[^;]*;\n", "", text)
-        # What the documentation of the root says of it: an item of a list, or a paragraph.
+        # Its line in the documentation of the root: an item of a list, or a paragraph.
         text = re.sub(rf"(?m)^//! - (?:(?!^//! - |^//!\n)[^\n]*\n)*?[^\n]*\[`{m}`\][^\n]*\n", "", text)
         text = re.sub(rf"//!\n//! [^\n]*\[`{m}`\]\.\n", "", text)
     if name == "rust/kernel/rdma/prelude.rs":
