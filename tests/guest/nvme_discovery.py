@@ -56,6 +56,9 @@ def discovering(ground, target, **options):
     """A host that stays connected to the discovery controller of a target."""
     where = SimpleNamespace(addr=target.addr, trsvcid=target.trsvcid, nqn=DISCOVERY, backings=())
     with ground.controller(where, **options) as host:
+        yield host
+
+
 @case("discovery: connect-all loads the host's module, Rust's in C's place, and connects to all", links=("rxe",))
 def connect_all(ground):
     ours, other = nvme.HOSTS[ground.host], nvme.HOSTS["rust" if ground.host == "c" else "c"]
@@ -79,9 +82,6 @@ def connect_all(ground):
     finally:
         nvme.unload(ours)
         nvme.insert(ours)
-
-
-        yield host
 
 
 @case("discovery: the keep-alive", links=("rxe",))
