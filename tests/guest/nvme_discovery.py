@@ -35,28 +35,25 @@ def discovery(ground):
         nvme.until(lambda: not list(nvme.CONTROLLERS.iterdir()), "a controller is still there")
 
 
+def addresses(ground, target):
+    """The addresses of subsystems that a target's discovery log has, by their names."""
+    said = sh("nvme", "discover", f"--transport={nvme.TRANSPORTS[ground.host]}", f"--traddr={target.addr}",
+              f"--trsvcid={target.trsvcid}", "--output-format=json").stdout
+    return {record["subnqn"]: record["traddr"].strip() for record in json.loads(said)["records"]}
+
+
 @case("discovery: a port on all addresses, and where a host is", links=("rxe",), checkers=True)
 def all_addresses(ground):
     """The log tells a host the address that it has come to, and debugfs tells the host's own."""
     with Null() as null, nvme.Target(null, addr="0.0.0.0") as target:
-        said = sh("nvme", "discover", f"--transport={nvme.TRANSPORTS[ground.host]}", f"--traddr={ground.addr}",
-                  f"--trsvcid={target.trsvcid}", "--output-format=json").stdout
-        told = {record["subnqn"]: record["traddr"].strip() for record in json.loads(said)["records"]}
-        assert told.get(target.nqn) == ground.addr, f"the log has {told}"
         where = SimpleNamespace(addr=ground.addr, trsvcid=target.trsvcid, nqn=target.nqn, backings=target.backings)
+        told = addresses(ground, where)
+        assert told.get(target.nqn) == ground.addr, f"the log has {told}"
         with ground.controller(where) as host:
             ground.verify(host.disk(), null, iodepth=16, size="256k")
             path, = Path("/sys/kernel/debug/nvmet", target.nqn).glob("ctrl*/host_traddr")
             seen = path.read_text(encoding="ascii").strip()
             assert seen == ground.addr, f"the host is at {seen}"
-
-
-@contextmanager
-def discovering(ground, target, **options):
-    """A host that stays connected to the discovery controller of a target."""
-    where = SimpleNamespace(addr=target.addr, trsvcid=target.trsvcid, nqn=DISCOVERY, backings=())
-    with ground.controller(where, **options) as host:
-        yield host
 
 
 @case("discovery: connect-all loads the host's module, Rust's in C's place, and connects to all", links=("rxe",))
@@ -82,6 +79,14 @@ def connect_all(ground):
     finally:
         nvme.unload(ours)
         nvme.insert(ours)
+
+
+@contextmanager
+def discovering(ground, target, **options):
+    """A host that stays connected to the discovery controller of a target."""
+    where = SimpleNamespace(addr=target.addr, trsvcid=target.trsvcid, nqn=DISCOVERY, backings=())
+    with ground.controller(where, **options) as host:
+        yield host
 
 
 @case("discovery: the keep-alive", links=("rxe",))

@@ -20,7 +20,9 @@ from case import bound, sh
 from nvme_ground import CASES, Ground
 # They run in this order.
 # pylint: disable-next=unused-import,multiple-imports
-import nvme_data, nvme_options, nvme_discovery, nvme_auth, nvme_faults, nvme_orders, nvme_null, nvme_paths, nvme_memory
+import nvme_data, nvme_addresses, nvme_discovery, nvme_auth, nvme_faults
+# pylint: disable-next=unused-import,multiple-imports
+import nvme_options, nvme_orders, nvme_null, nvme_paths, nvme_memory
 
 DONE, LATER = 0, 4
 

@@ -1,138 +1,154 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The cases of what a user gives: addresses of a connection, and parameters of the modules."""
+"""The cases of what users set of NVMe over RDMA: addresses, options of nvme connect, attributes of a port, aliases."""
 
-import errno
-import json
+import re
+import socket
 import subprocess
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import nvme
+import wire
 from case import sh
-from nvme import Null
+from nvme import Null, until
+from nvme_discovery import addresses
+from nvme_faults import flowing, loaded
 from nvme_ground import case
 
+# Of the host on each link: its interface, its device, and a second address.
+ENDS = {"rxe": ("rdma0", "rxe0", "192.0.2.3"), "wire": ("wire0", "near0", "198.51.100.3")}
+ADDR6 = "2001:db8::1"
+# An address that no interface has.
+NOWHERE = "203.0.113.77"
 
-def link_local(interface):
-    """The link-local address of an interface, and its index."""
-    shown = json.loads(sh("ip", "-j", "-6", "addr", "show", "dev", interface).stdout)
-    found = next(it for it in shown if it.get("ifname") == interface)
-    return next(it["local"] for it in found["addr_info"] if it.get("scope") == "link"), found["ifindex"]
+
+def peers(target):
+    """The addresses from which the connections of a target come, as its RDMA objects have them."""
+    said = sh("rdma", "resource", "show", "cm_id").stdout
+    return re.findall(rf" state (?!LISTEN )\S+ .* src-addr \S+:{target.trsvcid} dst-addr (\S+):\d+", said)
 
 
-def connect(host, **options):
-    """Connects by the file of nvme-fabrics, as nvme-cli has addresses of its own. Returns the error, or 0."""
-    words = ",".join(f"{name}={value}" for name, value in {**host.options, **options}.items())
-    with open(nvme.FABRICS, "r+b", buffering=0) as fabrics:
-        try:
-            fabrics.write(words.encode())
-        except OSError as e:
-            return e.errno
-    return 0
+def refused(ground, target, **options):
+    """Fails if a host connects with these options, or leaves a controller."""
+    host = ground.controller(target, **options)
+    done = subprocess.run(["nvme", "connect", *host.words()], capture_output=True, timeout=120, check=False)
+    assert done.returncode, f"it has connected with {options}"
+    assert not list(nvme.CONTROLLERS.iterdir()), "it has left a controller"
 
 
 @contextmanager
-def connected(host, **options):
-    """The controller that is made so, until the end."""
-    error = connect(host, **options)
-    assert not error, f"{options}: {errno.errorcode[error]}"
-    path, = nvme.CONTROLLERS.iterdir()
-    host.name = path.name
-    yield host
-    host.disconnect()
+def second_address(link):
+    """The host has another address, from which its target can be reached as from the first one."""
+    interface, device, addr = ENDS[link]
+    sh("ip", "addr", "add", f"{addr}/24", "dev", interface)
+    try:
+        if link == "wire":
+            wire.reach(addr, wire.FAR, "wire1")
+        gids = Path("/sys/class/infiniband", device, "ports/1/gids")
+        gid = socket.inet_pton(socket.AF_INET, addr).hex(" ", 2).replace(" ", ":")
+        until(lambda: any(path.read_text(encoding="ascii").strip().endswith(f":ffff:{gid}")
+                          for path in gids.iterdir()), f"{device} has no GID of {addr}")
+        yield addr
+    finally:
+        sh("ip", "addr", "del", f"{addr}/24", "dev", interface)
+        if link == "wire":
+            sh("ip", "route", "del", addr, "table", "100")
 
 
-@case("link-local addresses with their interface, of the target and of the host", links=("rxe",))
-def scopes(ground):
-    addr, index = link_local("rdma0")
-    named, numbered = f"{addr}%rdma0", f"{addr}%{index}"
-    with Null() as null, nvme.Target(null, addr=named) as target:
-        for options in ({}, {"traddr": numbered}, {"host_traddr": named}, {"host_traddr": numbered}):
-            with connected(ground.controller(target, **options)) as host:
+@case("host_traddr: the connection comes from the address that is named")
+def host_traddr(ground):
+    null = Null()
+    with second_address(ground.link) as second, null, ground.target(null) as target:
+        first = ground.addr if ground.link == "rxe" else wire.NEAR
+        for options, addr in (({}, first), ({"host_traddr": second}, second), ({"host_traddr": first}, first)):
+            with ground.controller(target, **options) as host:
+                found = peers(target)
+                assert len(found) >= 2 and set(found) == {addr}, f"{options}: connections come from {found}"
                 ground.verify(host.disk(), null, iodepth=16, size="256k")
                 host.reset()
                 ground.figures["resets"] += 1
+                assert set(peers(target)) == {addr}, f"{options}: connections come from {peers(target)} after a reset"
+        refused(ground, target, host_traddr=NOWHERE)
 
 
-# What is no address or no port, by the option; the last of the kernel's log has it.
-MALFORMED = {"traddr": ("rdma0", "192.0.2", "192.0.2.1.5", "2001:db8::1::2", "fe80::1%rdma7"),
-             "trsvcid": ("65536", "-1", "nvme", "4420x"),
-             "host_traddr": ("rdma0", "192.0.2", "fe80::1%rdma7")}
+class Packets:
+    """The packets of connections that an interface sends and receives while this is open."""
 
+    ROCE, UDP = (4791).to_bytes(2, "big"), 17
 
-@case("addresses and ports: what is malformed is refused in one line, and a port may be hexadecimal", links=("rxe",))
-def malformed(ground):
-    module = nvme.HOSTS[ground.host].replace("-", "_")
-    with Null() as null, ground.target(null) as target:
-        host = ground.controller(target)
-        for name, values in MALFORMED.items():
-            for value in values:
-                sh("dmesg", "-C")
-                got = connect(host, **{name: value})
-                assert got == errno.EINVAL, f"{name}={value}: {got}"
-                log = sh("dmesg").stdout
-                said = {"traddr": f"malformed address passed: {value}:{host.options['trsvcid']}",
-                        "trsvcid": f"malformed address passed: {host.options['traddr']}:{value}",
-                        "host_traddr": f"malformed src address passed: {value}"}[name]
-                assert log.count(f"{module}: ") == 1 and said in log, f"{name}={value}: {log}"
-        with connected(host, trsvcid=hex(int(target.trsvcid))):
-            ground.verify(host.disk(), null, iodepth=16, size="256k")
+    def __init__(self, interface):
+        # ETH_P_ALL: only these sockets get what is sent.
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+        self.socket.bind((interface, 0))
+        self.socket.setblocking(False)
 
+    def __enter__(self):
+        return self
 
-# Values that are refused, of each parameter of a module.
-REFUSED = {"nvme-rdma": {"register_always": ("maybe",)},
-           "nvme_rdma_rs": {"replace": ("maybe", ""), "sig_limit": ("0", "257", "-1", "some", ""),
-                            "copied_data_size": ("16385", "-1", "1k")},
-           "nvmet-rdma": {"use_srq": ("maybe",), "srq_size": ("255", "some")},
-           "nvmet_rdma_rs": {"use_srq": ("maybe", ""), "srq_size": ("255", "some"),
-                             "sig_limit": ("0", "129", "-1", ""), "kept_data_size": ("16385", "-1")}}
-# Those that can be changed in sysfs: a value that is refused, and one that is not.
-CHANGED = {"nvme_rdma_rs": {"sig_limit": (257, 256), "copied_data_size": (16385, 16384)},
-           "nvmet_rdma_rs": {"sig_limit": (129, 128), "kept_data_size": (16385, 16384), "srq_size": (255, 256)}}
+    def __exit__(self, *_):
+        self.socket.close()
 
-
-def refused(module):
-    """A module is not loaded with such a value, and the log has one line for it."""
-    name = module.replace("-", "_")
-    nvme.unload(module)
-    try:
-        for parameter, values in REFUSED[module].items():
-            for value in values:
-                sh("dmesg", "-C")
-                try:
-                    nvme.insert(module, **{parameter: value})
-                except subprocess.CalledProcessError:
-                    pass
-                log = sh("dmesg").stdout
-                assert not nvme.loaded(module), f"{module} is loaded with {parameter}={value}"
-                assert log.count(f"{name}: ") == 1, f"{parameter}={value}: {log}"
-                assert f"{name}: `{value}' invalid for parameter `{parameter}'" in log, f"{parameter}={value}: {log}"
-    finally:
-        nvme.insert(module)
-
-
-@case("parameters of the modules: other values are refused in one line", links=("rxe",))
-def parameters(ground):
-    null = Null()
-    for module in (nvme.HOSTS[ground.host], nvme.TARGETS[ground.end]):
-        refused(module)
-        for name, (bad, good) in CHANGED.get(module, {}).items():
-            path = Path("/sys/module", module, "parameters", name)
-            before = path.read_text(encoding="ascii").strip()
+    def seen(self):
+        """The source and the type of service of those that have come, but the connection manager's: its QP is 1."""
+        found = set()
+        while True:
             try:
-                nvme.write(path, bad)
-            except OSError as e:
-                assert e.errno == errno.EINVAL, e
-            else:
-                raise AssertionError(f"{path} has taken {bad}")
-            assert path.read_text(encoding="ascii").strip() == before, f"{path} has changed"
-            nvme.write(path, good)
-            assert path.read_text(encoding="ascii").strip() == str(good), f"{path} is not {good}"
-    # With the largest.
-    try:
-        with ground.pair(null, nr_io_queues=1) as (_, host):
-            ground.verify(host.disk(), null, iodepth=32, size="512k")
-    finally:
-        for module in (nvme.HOSTS[ground.host], nvme.TARGETS[ground.end]):
-            nvme.unload(module)
-            nvme.insert(module)
+                frame = self.socket.recv(128)
+            except BlockingIOError:
+                return found
+            ethernet, ip, udp, bth = frame[:14], frame[14:34], frame[34:42], frame[42:]
+            if ethernet[12:] == b"\x08\0" and ip[9] == self.UDP and udp[2:4] == self.ROCE and bth[5:8] != b"\0\0\x01":
+                found.add((socket.inet_ntoa(ip[12:16]), ip[1]))
+
+
+@case("tos: the type of service of the packets, both ways", links=("wire",))
+def tos(ground):
+    null = Null()
+    with null, ground.target(null) as target:
+        for options, value in (({}, 0), ({"tos": 0}, 0), ({"tos": 0x28}, 0x28), ({"tos": 0xb8}, 0xb8)):
+            with Packets("wire0") as packets, ground.controller(target, **options) as host:
+                for _ in range(2):
+                    ground.verify(host.disk(), null, bs="16k", iodepth=16, size="256k")
+                    found = packets.seen()
+                    assert found == {(wire.NEAR, value), (wire.FAR, value)}, f"{options}: packets have {found}"
+                    host.reset()
+                    ground.figures["resets"] += 1
+
+
+@case("an IPv6 address, under load: reset, and the port disabled and enabled", links=("rxe",))
+def ipv6(ground):
+    ground.addr = ADDR6
+    with loaded(ground) as (target, host, _):
+        assert set(peers(target)) == {ADDR6}, f"connections come from {peers(target)}"
+        host.reset()
+        ground.figures["resets"] += 1
+        flowing(host)
+        target.disable()
+        host.settle("connecting")
+        target.enable()
+        host.settle()
+        ground.figures["reconnects"] += 1
+
+
+@case("ports on all addresses, of IPv4 and of IPv6", links=("rxe",))
+def all_families(ground):
+    """Each listens for its own family, so that both can have one service id, and tells the address that was reached."""
+    null = Null()
+    families = {"0.0.0.0": ground.addr, "::": ADDR6}
+    with null:
+        for first, *more in (("0.0.0.0",), ("::",), ("0.0.0.0", "::"), ("::", "0.0.0.0")):
+            with nvme.Target(null, addr=first) as target, ExitStack() as ports:
+                for addr in more:
+                    ports.enter_context(nvme.Port(target.subsystem, addr, target.trsvcid))
+                for everywhere, addr in families.items():
+                    where = SimpleNamespace(addr=addr, trsvcid=target.trsvcid, nqn=target.nqn,
+                                            backings=target.backings)
+                    if everywhere not in (first, *more):
+                        refused(ground, where)
+                        continue
+                    told = addresses(ground, where)
+                    assert told.get(target.nqn) == addr, f"the log has {told}"
+                    with ground.controller(where) as host:
+                        assert set(peers(target)) == {addr}, f"connections come from {peers(target)}"
+                        ground.verify(host.disk(), null, iodepth=16, size="256k")

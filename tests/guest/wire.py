@@ -36,14 +36,19 @@ def devices():
     return [device for device in ENDS if f" {device}:" in said]
 
 
+def reach(addr, source, interface):
+    """Has an address be reached by the wire, from one at its other end."""
+    sh("ip", "route", "add", addr, "dev", interface, "src", source, "table", "100")
+
+
 def route():
     """Has the ends reach each other by the wire in one namespace."""
     for rule in ("pref 10 iif wire0 lookup local", "pref 10 iif wire1 lookup local", "pref 20 lookup 100",
                  "pref 30 lookup local"):
         sh("ip", "rule", "add", *rule.split())
     sh("ip", "rule", "del", "pref", "0")
-    for addr, source, interface in ((FAR, NEAR, "wire0"), (NEAR, FAR, "wire1")):
-        sh("ip", "route", "add", addr, "dev", interface, "src", source, "table", "100")
+    reach(FAR, NEAR, "wire0")
+    reach(NEAR, FAR, "wire1")
     for interface in ("all", "wire0", "wire1"):
         conf = Path("/proc/sys/net/ipv4/conf", interface)
         for name, value in (("accept_local", 1), ("rp_filter", 0), ("arp_ignore", 1)):
