@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """The cases of what users set of NVMe over RDMA: addresses, options of nvme connect, attributes of a port, aliases."""
 
+import json
+import random
 import re
 import socket
 import subprocess
@@ -15,6 +17,7 @@ from nvme import Null, until
 from nvme_discovery import addresses
 from nvme_faults import flowing, loaded
 from nvme_ground import case
+from nvme_wire import CAPSULE
 
 # Of the host on each link: its interface, its device, and a second address.
 ENDS = {"rxe": ("rdma0", "rxe0", "192.0.2.3"), "wire": ("wire0", "near0", "198.51.100.3")}
@@ -152,3 +155,59 @@ def all_families(ground):
                     with ground.controller(where) as host:
                         assert set(peers(target)) == {addr}, f"connections come from {peers(target)}"
                         ground.verify(host.disk(), null, iodepth=16, size="256k")
+
+
+@case("alias: enabling a port loads the target's module", links=("rxe",))
+def alias(ground):
+    """nvmet asks for nvmet-transport-1, which depmod finds in the modules that are installed."""
+    module, null = nvme.TARGETS[ground.end], Null()
+    nvme.unload(module)
+    try:
+        with nvme.installed(module), null, ground.target(null) as target:
+            assert nvme.loaded(module), f"{module} was not loaded"
+            with ground.controller(target) as host:
+                ground.verify(host.disk(), null, iodepth=16, size="256k")
+    finally:
+        nvme.unload(module)
+        nvme.insert(module)
+
+
+# What is configured, and what hosts are told: bytes of inline data, entries of a queue, and the size of the largest
+# transfer, as a power of two of 4 KiB.
+LIMITS = {"inline_data_size": ((-1, 4096), (0, 0), (512, 512), (16384, 16384), (16385, 16384), (1 << 30, 16384)),
+          "max_queue_size": ((-1, 128), (0, 16), (17, 17), (256, 256), (257, 256), (1 << 30, 256)),
+          "mdts": ((0, 8), (1, 1), (8, 8), (9, 8), (255, 8))}
+
+
+def number(path):
+    return int(path.read_text(encoding="ascii"))
+
+
+def limits(host):
+    """What the controller tells its host, by the names of the attributes."""
+    device = f"/dev/{host.name}"
+    said = json.loads(sh("nvme", "id-ctrl", device, "--output-format=json").stdout)
+    cap = int(re.search(r"value: *(\w+)", sh("nvme", "get-property", device, "--offset=0").stdout)[1], 16)
+    mqes = (cap & 0xffff) + 1
+    assert said["maxcmd"] == mqes, f"{said['maxcmd']} commands, and queues of {mqes}"
+    return {"inline_data_size": 16 * said["ioccsz"] - CAPSULE, "max_queue_size": mqes, "mdts": said["mdts"]}
+
+
+for name, values in LIMITS.items():
+    @case(f"limits of a port: {name}", name, values, links=("rxe",))
+    def port_limits(ground, attribute, pairs):
+        null = Null()
+        with null:
+            for value, limit in pairs:
+                expected = {"inline_data_size": 4096, "max_queue_size": 128, "mdts": 8, attribute: limit}
+                options = {"nr_io_queues": 1, "queue_size": 1024}
+                with ground.target(null, **{f"param_{attribute}": value}) as target, \
+                        ground.controller(target, **options) as host:
+                    told = limits(host)
+                    assert told == expected, f"{attribute} {value}: the host is told {told}"
+                    entries = number(host.path / "sqsize") + 1
+                    assert entries == told["max_queue_size"], f"the host has queues of {entries} entries"
+                    most = number(Path("/sys/block", host.disk().name, "queue/max_hw_sectors_kb"))
+                    assert most == 4 << told["mdts"], f"the host sends up to {most} KiB"
+                    ground.content(host.disk(), null, (512, 4096, 16384, 16896), random.Random(value))
+                    ground.verify(host.disk(), null, bs="64k", iodepth=16, size="1m")
