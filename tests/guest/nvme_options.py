@@ -6,14 +6,15 @@ import random
 import re
 import socket
 import subprocess
-from contextlib import ExitStack, contextmanager
+import uuid
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import nvme
 import wire
 from case import sh
-from nvme import Null, until
+from nvme import Load, Null, until
 from nvme_discovery import addresses
 from nvme_faults import flowing, loaded
 from nvme_ground import case
@@ -211,3 +212,44 @@ for name, values in LIMITS.items():
                     assert most == 4 << told["mdts"], f"the host sends up to {most} KiB"
                     ground.content(host.disk(), null, (512, 4096, 16384, 16896), random.Random(value))
                     ground.verify(host.disk(), null, bs="64k", iodepth=16, size="1m")
+
+
+# Namespaces that are mapped anew, and how often.
+REMAPPED, TIMES = range(2, 6), 10
+
+
+@case("namespaces mapped to other backings under load, rapidly", links=("rxe",))
+def remapped(ground):
+    """blktests' nvme/058. The host finds each namespace with the backing that it has in the end, by its UUID."""
+    null, others = Null(), [Null(size=16) for _ in range(len(REMAPPED) + 1)]
+    with ExitStack() as stack:
+        for backing in others:
+            backing.namespace = {"device_uuid": str(uuid.uuid4())}
+            stack.enter_context(backing)
+        target, host = stack.enter_context(ground.pair(null))
+        for nsid in REMAPPED:
+            stack.callback(target.remove, nsid)
+        with Load(host.disk(), size="1m", offset="16m") as load:
+            for n in range(TIMES):
+                mapped = dict(zip(REMAPPED, others[n % len(others):] + others[:n % len(others)]))
+                for nsid, backing in mapped.items():
+                    target.remove(nsid)
+                    target.add(nsid, backing)
+            flowing(host)
+            ground.stop(load)
+        for nsid, backing in mapped.items():
+            until(lambda: has_uuid(host, nsid, backing), f"the host does not have namespace {nsid}")
+            ground.content(host.disk(nsid), backing, (512, 4096, 65536), random.Random(nsid))
+        ground.verify(host.disk(), null, iodepth=16, size="256k", randseed=3)
+
+
+def has_uuid(host, nsid, backing):
+    """Whether the host's disk of a namespace is this backing; has it look again if not."""
+    disk = host.find(nsid)
+    with suppress(OSError):
+        if disk and Path("/sys/block", disk.name, "uuid").read_text(encoding="ascii").strip() == \
+                backing.namespace["device_uuid"]:
+            return True
+    # A namespace is announced before it can be identified.
+    nvme.write(host.path / "rescan_controller", 1)
+    return False
