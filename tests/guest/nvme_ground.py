@@ -13,19 +13,21 @@ CASES = {}
 # What a kernel has not that a link or a case needs, by these, and whether it is the stock kernel.
 MISSING = {("siw", True): "Debian's kernel has no siw",
            ("checkers", True): "Debian's kernel has no faults and no files of nvmet in debugfs",
+           ("patched", True): "without a route, rxe of Debian's kernel ends its QP 1 for good (patches/rdma_rxe/0007)",
            ("plain", False): "lockdep reports C's target, and stops"}
 MIB = nvme.MIB
 
 
 class Case:
     """A case on a link. Defects are why it is not run with an end of a name, by both: ("host", "c"). It may need the
-    kernel with checkers, or a plain one without, be one that runs only where it is named, and last for so many seconds
-    on a busy machine."""
+    kernel with checkers, a plain one without, or one whose rxe is patched, be one that runs only where it is named, and
+    last for so many seconds on a busy machine."""
 
-    def __init__(self, name, function, link, args, defects=None, checkers=False, plain=False, named=False,
-                 seconds=600):
+    def __init__(self, name, function, link, args, defects=None, checkers=False, plain=False, patched=False,
+                 named=False, seconds=600):
         self.name, self.function, self.link, self.args, self.defects = name, function, link, args, defects or {}
-        self.needs = [link, *(["checkers"] if checkers else []), *(["plain"] if plain else [])]
+        words = {"checkers": checkers, "plain": plain, "patched": patched}
+        self.needs = [link, *(word for word, needed in words.items() if needed)]
         self.named, self.seconds = named, seconds
 
     def skipped(self, host, target, stock):

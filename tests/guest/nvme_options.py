@@ -253,3 +253,19 @@ def has_uuid(host, nsid, backing):
     # A namespace is announced before it can be identified.
     nvme.write(host.path / "rescan_controller", 1)
     return False
+
+
+@case("the interface goes down and up again under load, twice", links=("rxe",), patched=True)
+def interface_down(ground):
+    with loaded(ground) as (_, host, __):
+        for _ in range(2):
+            sh("ip", "link", "set", "rdma0", "down")
+            try:
+                host.settle("connecting")
+            finally:
+                sh("ip", "link", "set", "rdma0", "up")
+                # IPv6 addresses go with the interface.
+                sh("ip", "addr", "add", f"{ADDR6}/64", "dev", "rdma0", "nodad")
+            host.settle()
+            ground.figures["reconnects"] += 1
+            flowing(host)
