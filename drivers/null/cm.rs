@@ -103,7 +103,7 @@ impl Address {
     /// Returns an address of IPv4 or IPv6.
     pub(crate) fn get(&self) -> Option<SocketAddr> {
         let raw = ptr::from_ref(&self.0);
-        // SAFETY: Each address begins with its family, which says what it is. The memory is as
+        // SAFETY: Each address begins with its family, by which its type is known. The memory is as
         // large and as aligned as any needs, and all of it is initialised.
         unsafe {
             let family = (*raw).__bindgen_anon_1.__bindgen_anon_1.ss_family;
@@ -553,7 +553,7 @@ impl Cm {
     }
 
     /// Has the work item give what is due. It is not queued for nothing: once the device is gone,
-    /// nobody waits for it.
+    /// no task waits for it.
     fn wake(self: &Arc<Self>, conns: &Conns) {
         if conns.table.iter().any(|conn| conn.queued) {
             // Already queued is as good.

@@ -159,7 +159,7 @@ pub enum Injection {
     /// Accepting or rejecting one fails then. Of a device with a connection manager only.
     Expire,
     /// As [`Injection::Expire`], and from here on each request is answered, whatever
-    /// [`Injection::Silence`] says: nothing keeps the device from being removed. Dropping a
+    /// [`Injection::Silence`] is: nothing keeps the device from being removed. Dropping a
     /// [`NullDevice`](crate::NullDevice) begins with this. Of a device with a connection manager
     /// only.
     End,

@@ -97,8 +97,8 @@ impl NullDevice {
     }
 
     /// As [`NullDevice::new`], but of a driver that names the first request of a list when the
-    /// queue is full, whichever it has refused, as `erdma_post_send()` does. It says that it is
-    /// erdma.
+    /// queue is full, whichever it has refused, as `erdma_post_send()` does. It claims to be
+    /// erdma's.
     ///
     /// # Errors
     ///
@@ -281,7 +281,7 @@ struct Devices {
     all: KVec<Arc<Shared>>,
     /// The folder in debugfs that has one for each device.
     root: Option<Dir>,
-    /// The parent of each device, which says what NUMA node that is near to.
+    /// The parent of each device, which has the NUMA node that it is near to.
     parent: Option<faux::Registration>,
 }
 

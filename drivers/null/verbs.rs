@@ -769,8 +769,8 @@ unsafe fn peek(list: *const bindings::ib_sge, count: c_int) -> Result {
 /// `wr` is a valid request of a QP of that type.
 #[inline]
 unsafe fn segment(wr: *const bindings::ib_send_wr, is_ud: bool) -> Segment {
-    // SAFETY: The caller promises that the request is valid: it is in the structure that its
-    // opcode, or the type of its QP, says, and an MR that it registers is one of this device.
+    // SAFETY: The caller promises that the request is valid: it is in the structure of its
+    // opcode, or of the type of its QP, and an MR that it registers is one of this device.
     unsafe {
         match (*wr).opcode {
             _ if is_ud => {
@@ -931,11 +931,11 @@ unsafe fn post_one(
     wr: *const bindings::ib_send_wr,
 ) -> Result {
     if machine.plan.peek {
-        // SAFETY: The caller promises that the request is valid. If it has no entries, its list has
-        // one all the same, or is null: `NullDevice::peek` asks for that.
+        // SAFETY: The caller promises that the request is valid. If it has no entries, its list
+        // still has one, or is null: `NullDevice::peek` asks for that.
         unsafe { peek((*wr).sg_list, (*wr).num_sge) }?;
     }
-    // SAFETY: The caller promises that this is a valid request, with as many entries as it says, in
+    // SAFETY: The caller promises that this is a valid request, with `num_sge` entries, in
     // an operation of its QP. Both members of each union are as wide.
     let (index, request) = unsafe {
         let is_ud = (*qp).qp_type == bindings::ib_qp_type_IB_QPT_UD;
@@ -965,8 +965,8 @@ unsafe fn post_recvs(
     lapses: impl Fn(&mut Machine) -> Result,
 ) -> c_int {
     while !wr.is_null() {
-        // SAFETY: `wr` is not null, so it is a valid receive of the caller's list, with as many
-        // entries as it says. Both members of the union are as wide.
+        // SAFETY: `wr` is not null, so it is a valid receive of the caller's list, with
+        // `num_sge` entries. Both members of the union are as wide.
         let (wr_id, sges, next) = unsafe {
             (
                 *(*wr).__bindgen_anon_1.wr_id,
@@ -976,7 +976,7 @@ unsafe fn post_recvs(
         };
         let peeked = match machine.plan.peek {
             // SAFETY: This is a valid receive of the caller's list. If it has no entries, its own
-            // list has one all the same, or is null: `NullDevice::peek` asks for that.
+            // list still has one, or is null: `NullDevice::peek` asks for that.
             true => unsafe { peek((*wr).sg_list, (*wr).num_sge) },
             false => Ok(()),
         };

@@ -6,7 +6,7 @@
 //! the first device, or to another, with several connections of many requests each: each value is
 //! written by a PUT, read by a GET and compared. Short values travel with the messages. Long ones
 //! go by RDMA from and to memory that neither side has allocated for RDMA: that of the values
-//! themselves, and of whoever reads and writes them; the reply takes the key back.
+//! themselves, and of the users that read and write them; the reply takes the key back.
 //!
 //! ```sh
 //! insmod rdma_kv.ko operations=10000                  # fails if a value is not as it was written

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A run: what it is told to do, how it ends, and what comes of it.
+//! A run: its parameters, its end and its results.
 
 use crate::{
     args::{
@@ -360,7 +360,7 @@ impl Run {
         }
     }
 
-    /// Polls until the phase is over. When that has been in vain for long it sleeps.
+    /// Polls until the phase is over. It sleeps when it has found nothing for long.
     fn poll(&self, first: &Poller<'_>, second: Option<&Poller<'_>>) -> Result {
         let spins = if nr_cpu_ids() > 1 { SPINS } else { SPINS_ALONE };
         let (mut idle, mut last) = (0, Instant::<Monotonic>::now());

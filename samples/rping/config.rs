@@ -195,7 +195,7 @@ const TAKEN: [&str; 9] = [
     "connect: 0 or 1",
 ];
 
-/// Reads what was written to a file, or says in the log what it takes.
+/// Reads what was written to a file, or logs what the file takes.
 fn read<const ID: u64, T>(page: &[u8], from: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
     from(page).inspect_err(|_| {
         let text = core::str::from_utf8(page).map_or("no text", str::trim);

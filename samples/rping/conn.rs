@@ -278,7 +278,7 @@ impl Conn {
         let reason = match reason {
             Reason::PeerDisconnected if in_ping => ECONNRESET.into(),
             // A peer that disconnects at once after its last ping may no longer acknowledge
-            // the go-ahead. On iWARP that flushes requests before it is told.
+            // the go-ahead. On iWARP that flushes requests before the event.
             Reason::Request(wc::Status::RETRY_EXC_ERR | wc::Status::WR_FLUSH_ERR) if !in_ping => {
                 Reason::PeerDisconnected
             }

@@ -223,7 +223,7 @@ impl Instance {
         result
     }
 
-    /// Stops the server or the client. The writer who runs the client says what its state is then.
+    /// Stops the server or the client. The writer who runs the client sets its state then.
     pub(crate) fn stop(&self, cx: &Sleepable) -> Result {
         let mut listener = self.listener.lock();
         let stopped = listener.take().map_or(Ok(()), |l| l.destroy(cx));

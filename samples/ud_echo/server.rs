@@ -66,7 +66,7 @@ impl Deref for Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // If it fails, the removal of the device says what it waits for.
+        // If it fails, the removal of the device logs what it waits for.
         let _ = Sleepable::current().and_then(|cx| self.stop(&cx));
     }
 }

@@ -583,7 +583,7 @@ pub(crate) mod requests {
             let _ = self.client.enqueue(Arc::from(self));
         }
 
-        /// No reply comes any more: all requests end, and nobody waits for a tag.
+        /// No more replies come: all requests end, and no task waits for a tag.
         fn end(&self, cx: &Sleepable) -> Result {
             self.id.release_handler(cx);
             // It fails if there is no connection, and the drain flushes the QP in any case.
@@ -874,7 +874,7 @@ pub(crate) mod credits {
             self.post(credit, self.to_recv.grant(RECVS), cx)
         }
 
-        /// Posts a message that grants credits. What is not sent takes none, and grants none.
+        /// Posts a message that grants credits. One that is not sent takes none, and grants none.
         fn post(&self, credit: Credit<'_>, grant: Grant<'_>, cx: &Sleepable) -> Result {
             let (message, _) = Request::new(&grant.count().to_le_bytes(), &self.pd, cx)?;
             let post = |_| (self.qp).post_send(message, |m| Ok(SendWr::send([m.buf.whole()])));
