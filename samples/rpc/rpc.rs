@@ -4,8 +4,8 @@
 //!
 //! A client registers memory and sends a call with its address and key. The server reads the data
 //! (PUT) or writes them (GET) there, and answers with a SEND that invalidates the client's key. So
-//! the client has its memory for itself again when it has the answer, and lends it anew for the next
-//! call.
+//! the client has its memory for itself again when it has the answer, and lends it anew for the
+//! next call.
 //!
 //! The module plays both parts on one device when it is loaded. Several clients call at the same
 //! time, `calls` times each; and one sends nonsense, which costs it its connection, and the others
