@@ -11,7 +11,11 @@
 //! See Documentation/9p.rst, which has this file side by side with C's `net/9p/trans_rdma.c`.
 
 // A panic by a number of a server would end the machine.
-#![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing, clippy::unwrap_used)]
+#![warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
 
 #[allow(clippy::arithmetic_side_effects, clippy::indexing_slicing)]
 #[path = "../../drivers/nvme/bindings.rs"]

@@ -8,9 +8,17 @@
 #[path = "../bindings.rs"]
 mod bindings;
 // In both, a panic by a number of a target would end the machine.
-#[warn(clippy::arithmetic_side_effects, clippy::indexing_slicing, clippy::unwrap_used)]
+#[warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
 mod nvme;
-#[warn(clippy::arithmetic_side_effects, clippy::indexing_slicing, clippy::unwrap_used)]
+#[warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
 mod rdma;
 
 use ::rdma::{

@@ -14,12 +14,24 @@
 #[path = "../bindings.rs"]
 mod bindings;
 // In both, a panic by a number of a host would end the machine.
-#[warn(clippy::arithmetic_side_effects, clippy::indexing_slicing, clippy::unwrap_used)]
+#[warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
 mod nvmet;
 #[path = "rdma.rs"]
-#[warn(clippy::arithmetic_side_effects, clippy::indexing_slicing, clippy::unwrap_used)]
+#[warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
 mod target;
-#[warn(clippy::arithmetic_side_effects, clippy::indexing_slicing, clippy::unwrap_used)]
+#[warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
 mod users;
 
 use target::NvmetRdma;
