@@ -190,16 +190,17 @@ def connections(runs):
             figures[f"{what}, {QUEUE}", unit][place].append((all_of_them - one) / (many - few))
     for (what, unit), by_place in figures.items():
         for place in sorted(set(pairs) - {0}):
-            alike = defaultdict(list)
-            for each in (0, place):
-                alike[pairs[each]] += by_place[each]
-            yield other(what, [pairs[0], pairs[place]], median(by_place[0]), median(by_place[place]), unit, alike)
+            yield other(what, [pairs[0], pairs[place]], by_place[0], by_place[place], unit)
 
 
-def other(what, pairs, a, b, unit, alike):
-    """A row of what is no I/O, with what becomes of its ratio."""
-    row = {"what": what, "pairs": pairs, "a": a, "b": b, "ratio": b / a, "unit": unit, "spread": spread(alike),
-           "rounds": len(alike[pairs[1]])}
+def other(what, pairs, first, second, unit):
+    """A row of what is no I/O, of the figures of both pairs' turns, with what becomes of its ratio."""
+    figures = defaultdict(list)
+    for pair, values in zip(pairs, (first, second)):
+        figures[pair] += values
+    a, b = median(first), median(second)
+    row = {"what": what, "pairs": pairs, "a": a, "b": b, "ratio": b / a, "unit": unit, "spread": spread(figures),
+           "rounds": len(second)}
     return row | judge([f"{what}, {pairs[1]}"], row["ratio"], float(table(SPREADS).get(what, [0])[0]))
 
 
@@ -213,7 +214,7 @@ def sizes(build, kernel):
     """The rows of the text of each end's module in Rust, which is in a folder, by that in C, of a kernel's modules."""
     for end, (rust, c, pair) in MODULES.items():
         a, b = text(next(kernel.glob(f"lib/modules/*/kernel/drivers/nvme/{end}/{c}"))), text(build / rust)
-        yield other("text of the driver", ["c:c", pair], a, b, "bytes", {"c:c": [a], pair: [b]})
+        yield other("text of the driver", ["c:c", pair], [a], [b], "bytes")
 
 
 def other_cells(row):
