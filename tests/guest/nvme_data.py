@@ -4,6 +4,7 @@
 import errno
 import filecmp
 import random
+import re
 import shutil
 import subprocess
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ SIZES = {"512 B": (512, {}), "4 KiB": (4 * KIB, {}), "4 KiB across pages": (4 * 
          "16 KiB": (16 * KIB, {}), "64 KiB": (64 * KIB, {}), "128 KiB": (128 * KIB, {}), "1 MiB": (MIB, {})}
 EDGES = (512, 3584, 4096, 4608, 16384, 16896)
 FOLDER = Path("/run/nvme-tree")
+# What the tool shows of IB_POLL_DIRECT, which had another number when its names were written.
+DIRECT = "UNBOUND_WORKQUEUE"
 
 
 for text, (b, extra) in SIZES.items():
@@ -92,6 +95,9 @@ def all_queues(ground):
             assert number == 4, f"there are {number} queues, with that of the admin commands"
             log = sh("dmesg").stdout.rpartition("rdma-rs test: ")[2]
             assert "mapped 1/1/1 default/read/poll queues" in log, "there are other queues"
+            said = sh("rdma", "resource", "show", "cq").stdout
+            polled = len(re.findall(rf" poll-ctx {DIRECT} .* comm \[nvme_rdma", said))
+            assert polled == 1, f"{polled} completion queues are polled"
             with Load(host.disk(), size="1m", offset="16m") as load:
                 ground.verify(host.disk(), null, *jobs_of(4 * KIB, (1, 16)), ioengine="io_uring", hipri=1)
                 ground.stop(load)
