@@ -77,7 +77,7 @@ def connect_all(ground):
             found = sorted(path.name for path in nvme.CONTROLLERS.iterdir())
             assert len(found) == len(hosts), f"there are the controllers {found}"
     finally:
-        nvme.unload(ours)
+        nvme.unload(*nvme.HOSTS.values())
         nvme.insert(ours)
 
 

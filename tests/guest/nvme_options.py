@@ -35,10 +35,11 @@ def peers(target):
 
 def refused(ground, target, **options):
     """Fails if a host connects with these options, or leaves a controller."""
-    host = ground.controller(target, **options)
-    done = subprocess.run(["nvme", "connect", *host.words()], capture_output=True, timeout=120, check=False)
-    assert done.returncode, f"it has connected with {options}"
-    assert not list(nvme.CONTROLLERS.iterdir()), "it has left a controller"
+    words = ground.controller(target, **options).words()
+    done = subprocess.run(["nvme", "connect", *words], capture_output=True, timeout=120, check=False)
+    left = [path.name for path in nvme.CONTROLLERS.iterdir()]
+    sh("nvme", "disconnect-all")
+    assert done.returncode and not left, f"with {options} it has ended with {done.returncode}, and left {left}"
 
 
 @contextmanager
@@ -169,7 +170,7 @@ def alias(ground):
             with ground.controller(target) as host:
                 ground.verify(host.disk(), null, iodepth=16, size="256k")
     finally:
-        nvme.unload(module)
+        nvme.unload(*nvme.TARGETS.values())
         nvme.insert(module)
 
 
