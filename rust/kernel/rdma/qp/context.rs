@@ -189,12 +189,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// does this. Fails as [`Qp::drain`], but not with `EBUSY`: the reference is kept then,
     /// handlers no longer find it, and this may be called again.
     pub fn clear_context(&self, cx: &Sleepable) -> Result {
-        let inner = &self.any.inner;
-        inner.context.user_context.clear(|| {
-            // A full send queue has no more completions, and receives are flushed there too.
-            inner.drain(super::drain::Drain::Posted, cx)?;
-            inner.end_lost_receives(cx)
-        })
+        self.any.inner.clear_context(cx)
     }
 
     /// Takes the context from the QP without a drain, and drops the reference when no handler
@@ -226,9 +221,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// }
     /// ```
     pub fn release_context(&self, cx: &Sleepable) -> Result {
-        let inner = &self.any.inner;
-        let wait = || inner.handlers_returned(cx);
-        inner.context.user_context.clear(wait)
+        self.any.inner.release_context(cx)
     }
 }
 
@@ -240,6 +233,19 @@ impl super::Inner {
         }
         self.reserve_flushes()?;
         self.context.user_context.set(of, value, owner)
+    }
+
+    fn clear_context(&self, cx: &Sleepable) -> Result {
+        self.context.user_context.clear(|| {
+            // A full send queue has no more completions, and receives are flushed there too.
+            self.drain(super::drain::Drain::Posted, cx)?;
+            self.end_lost_receives(cx)
+        })
+    }
+
+    fn release_context(&self, cx: &Sleepable) -> Result {
+        let wait = || self.handlers_returned(cx);
+        self.context.user_context.clear(wait)
     }
 }
 
