@@ -224,7 +224,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         let len = owners.next_power_of_two();
         let mut entries = KVec::with_capacity(len as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for _ in 0..len {
-            entries.push(UnsafeCell::new(MaybeUninit::uninit()), GFP_KERNEL)?;
+            entries.push_within_capacity(UnsafeCell::new(MaybeUninit::uninit()))?;
         }
         // INVARIANT: No entry is in use. The QP keeps `inner` in its place.
         let ring = Ring::<P, ID> {

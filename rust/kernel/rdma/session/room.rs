@@ -258,7 +258,7 @@ impl<W> Ring<W> {
     fn new(len: u32) -> Result<Self> {
         let mut slots = KVec::with_capacity(len as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for _ in 0..len {
-            slots.push(None, GFP_KERNEL)?;
+            slots.push_within_capacity(None)?;
         }
         Ok(Self {
             slots,
