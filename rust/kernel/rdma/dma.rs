@@ -517,11 +517,14 @@ impl AnyDirection for OneWay {}
 
 /// Mapped memory, which is unmapped and freed when it is dropped.
 ///
+/// One function drops all of it, which is not generic: a ULP's code that drops a buffer is a call.
+///
 /// # Invariants
 ///
-/// `memory` is `len` initialised bytes of kmalloc memory: the parts of a `KVec` that this owns, or
-/// a part of `piece` that nothing else uses. They are mapped at `addr` for the device of `pd`, in
-/// direction `dir`, or that is [`VIRT`]: the CPU and the device always see the same memory.
+/// - `memory` is `len` initialised bytes of kmalloc memory: the parts of a `KVec` that this owns,
+///   or a part of `piece` that nothing else uses. They are mapped at `addr` for the device of `pd`,
+///   in direction `dir`, or that is [`VIRT`]: the CPU and the device always see the same memory.
+/// - `pd` and `piece` are dropped with this alone.
 // The fields that a post uses are first, to share a cache line with the request's own.
 #[doc(hidden)]
 #[repr(C)]
@@ -529,12 +532,12 @@ pub struct Mapped {
     pub(crate) addr: u64,
     pub(crate) len: u32,
     lkey: u32,
-    pub(crate) pd: Pd,
+    pub(crate) pd: ManuallyDrop<Pd>,
     memory: NonNull<u8>,
     dir: bindings::dma_data_direction,
     /// The length of what was filled last.
     filled: u32,
-    piece: Option<Arc<Mapped>>,
+    piece: ManuallyDrop<Option<Arc<Mapped>>>,
 }
 
 /// That of the memory of software devices, which is not synchronised (`ib_uses_virt_dma`).
@@ -569,12 +572,12 @@ impl Mapped {
             addr,
             len: len32,
             lkey: pd.local_dma_lkey(),
-            pd: pd.clone(),
+            pd: ManuallyDrop::new(pd.clone()),
             // SAFETY: The address of a vector is not null.
             memory: unsafe { NonNull::new_unchecked(memory) },
             dir: if is_virt { VIRT } else { dir },
             filled: 0,
-            piece: None,
+            piece: ManuallyDrop::new(None),
         })
     }
 
@@ -591,7 +594,7 @@ impl Mapped {
             memory: NonNull::new(memory).ok_or(EINVAL)?,
             dir: piece.dir,
             filled: 0,
-            piece: Some(piece.clone()),
+            piece: ManuallyDrop::new(Some(piece.clone())),
         })
     }
 
@@ -680,16 +683,20 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        if self.piece.is_some() {
-            return;
+        if self.piece.is_none() {
+            let (dev, len) = (self.pd.device().as_raw(), self.len());
+            // SAFETY: By the type invariant the memory is mapped at `addr` for this device in this
+            // direction, which a software device does not look at, and these are the parts of a
+            // vector. A request borrows the memory from its owner, so none uses it.
+            drop(unsafe {
+                bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, self.dir);
+                KVec::from_raw_parts(self.memory.as_ptr(), len, len)
+            });
         }
-        let (dev, len) = (self.pd.device().as_raw(), self.len());
-        // SAFETY: By the type invariant the memory is mapped at `addr` for this device in this
-        // direction, which a software device does not look at, and these are the parts of a vector.
-        // A request borrows the memory from its owner, so none uses it.
-        drop(unsafe {
-            bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, self.dir);
-            KVec::from_raw_parts(self.memory.as_ptr(), len, len)
-        });
+        // SAFETY: By the type invariant neither was dropped, and neither is used after this.
+        unsafe {
+            ManuallyDrop::drop(&mut self.piece);
+            ManuallyDrop::drop(&mut self.pd);
+        }
     }
 }
