@@ -295,6 +295,7 @@ unsafe extern "C" fn delete_ctrl(ctrl: *mut bindings::nvmet_ctrl) {
 /// # Safety
 ///
 /// The buffer has `len` bytes.
+#[inline(never)]
 unsafe fn write_addr(addr: net::IpAddr, to: *mut c_char, len: usize) -> usize {
     // SAFETY: The buffer has as many bytes, as the caller promises, which are initialised then.
     let mut text = Formatter::new(unsafe {
