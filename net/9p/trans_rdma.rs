@@ -51,7 +51,8 @@ use kernel::{
             Relaxed, //
         },
         Mutex,
-        SpinLock, //
+        SpinLock,
+        UniqueArc, //
     },
     workqueue, //
 };
@@ -233,6 +234,8 @@ impl RecvHandler for Conn {
 impl Conn {
     /// Connects to the server (`rdma_create_trans`).
     fn new(mount: &Arc<Mount>, msize: u32, cx: &Sleepable) -> Result<Arc<Self>> {
+        // First, so that there is little to drop where a step fails.
+        let conn = UniqueArc::new_uninit(GFP_KERNEL)?;
         let client = ClientRef::of::<NineP>(cx)?;
         let id = match mount.privport {
             true => Self::bind_privport(&client, mount.addr, cx)?,
@@ -266,10 +269,12 @@ impl Conn {
             };
             Ok((posted, Waiting::default()))
         };
-        let init = try_pin_init!(Self {
+        let tags = Tags::new(&qp, (), depth, GENERATION_BITS, &mut exchange, cx)?;
+        let flush = Tags::new(&qp, (), 1, GENERATION_BITS, &mut exchange, cx)?;
+        let Ok(conn) = conn.pin_init_with(pin_init!(Self {
             mount: mount.clone(),
-            tags: Tags::new(&qp, (), depth, GENERATION_BITS, &mut exchange, cx)?,
-            flush: Tags::new(&qp, (), 1, GENERATION_BITS, &mut exchange, cx)?,
+            tags,
+            flush,
             client,
             id,
             pd,
@@ -279,8 +284,8 @@ impl Conn {
             lost: Atomic::new(false),
             stopping <- new_mutex!(()),
             end_work <- new_work!("9pnet_rdma::Conn::end_work"),
-        });
-        let conn = Arc::pin_init(init, GFP_KERNEL)?;
+        }));
+        let conn = Arc::from(conn);
         let connecting = Connecting::new(&conn.id, &conn.qp, cx);
         let ring = RecvRing {
             pd: &conn.pd,

@@ -46,7 +46,8 @@ use kernel::{
         },
         Arc,
         ArcBorrow,
-        Mutex, //
+        Mutex,
+        UniqueArc, //
     },
     workqueue, //
 };
@@ -544,6 +545,8 @@ impl Queue {
         queue_size: u16,
         cx: &Sleepable,
     ) -> Result<Arc<Self>> {
+        // First, so that there is little to drop where a step fails.
+        let queue = UniqueArc::new_uninit(GFP_KERNEL)?;
         let dev = pd.device().clone();
         let inline_segments = dev.attrs().max_send_sge.saturating_sub(1);
         let inline_segments = inline_segments.min(MAX_INLINE_SEGMENTS);
@@ -580,14 +583,15 @@ impl Queue {
             false => Cq::<Softirq>::alloc(&dev, sizes.entries, vector, cx)?.into_any(),
         };
         let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
-        let (link, of_tags) = (setup.ctrl().link(), pd.clone());
+        let link = setup.ctrl().link();
         let capsule = COMMAND.saturating_add(copied_size as usize);
         let mut capsules = Bufs::new(&pd, commands as usize, capsule, cx)?;
-        let tag = |id| Self::tag(&of_tags, qid, id, capsules.take(cx)?, cx);
-        let init = try_pin_init!(Self {
+        let tag = |id| Self::tag(&pd, qid, id, capsules.take(cx)?, cx);
+        let tags = Tags::new(&qp, link.clone(), commands, GENERATION_BITS, tag, cx)?;
+        let Ok(queue) = queue.pin_init_with(pin_init!(Self {
             qid,
             link: link.clone(),
-            tags: Tags::new(&qp, link.clone(), commands, GENERATION_BITS, tag, cx)?,
+            tags,
             client,
             id,
             cq,
@@ -601,8 +605,8 @@ impl Queue {
             inline_segments,
             given_up <- new_mutex!(false),
             stop_work <- new_work!("nvme_rdma::Queue::stop"),
-        });
-        Arc::pin_init(init, GFP_KERNEL)
+        }));
+        Ok(queue.into())
     }
 
     /// Makes the parts of a command, with the memory of what is sent.

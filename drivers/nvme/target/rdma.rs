@@ -34,8 +34,10 @@ use kernel::{
             Relaxed, //
         },
         Mutex,
+        SetOnce,
         SpinLock,
-        SpinLockIrq, //
+        SpinLockIrq,
+        UniqueArc, //
     },
     time::{
         delay::fsleep,
@@ -559,10 +561,11 @@ pub(crate) struct Queue {
     #[pin]
     kept: SpinLock<KVec<Buf<ToDevice>>>,
     pd: Pd,
+    /// The responses. Handlers of one CQ take them, and [`Queue::reclaim`] looks through them.
     #[pin]
     responses: SpinLock<Requests<Response>>,
-    /// The receives, unless they are those of an SRQ.
-    _commands: Option<Requests<Command>>,
+    /// The receives, once they are posted, unless they are those of an SRQ.
+    commands: SetOnce<Requests<Command>>,
     /// The places of the send queue (`sq_wr_avail`, `rsp_wr_wait_list`).
     room: Room<Taken<Response>>,
     /// Set once the connection is to end.
@@ -643,18 +646,21 @@ impl Queue {
         let dev = id.device()?;
         let ndev = dev.data::<NvmetRdma>(cx).ok_or(ENODEV)?;
         let pd = ndev.get(dev, cx)?;
-        let listed = Self::alloc(port, id, req, &ndev, &pd, cx).and_then(|(queue, recvs)| {
+        let listed = Self::alloc(port, id, req, &ndev, &pd, cx).and_then(|(queue, commands)| {
             // Who finds it in the list may end it at once, and so take the context.
             let mut queues = port.target.queues.lock();
             queues.reserve(1, GFP_KERNEL)?;
             queue.qp.set_context(queue.clone(), cx)?;
             queues.push_within_capacity(queue.clone())?;
-            Ok((queue, recvs))
+            Ok((queue, commands))
         });
-        let (queue, recvs) = listed.inspect_err(|_| ndev.put())?;
+        let (queue, commands) = listed.inspect_err(|_| ndev.put())?;
         // The host may send commands before the connection is accepted.
-        for command in recvs {
-            queue.post_recv(Recv::Own(command));
+        if let Some(mut commands) = commands {
+            for command in commands.idle() {
+                queue.post_recv(Recv::Own(command));
+            }
+            queue.commands.populate(commands);
         }
         Ok(queue)
     }
@@ -668,7 +674,9 @@ impl Queue {
         ndev: &Arc<Ndev>,
         pd: &Pd,
         cx: &Sleepable,
-    ) -> Result<(Arc<Self>, KVec<Taken<Command>>)> {
+    ) -> Result<(Arc<Self>, Option<Requests<Command>>)> {
+        // First, so that there is little to drop where a step fails.
+        let queue = UniqueArc::new_uninit(GFP_KERNEL)?;
         let sq = Sq::new(&port.nport, cx)?;
         let (dev, host_qid) = (pd.device(), req.qid.get());
         // I/O queues are spread across completion vectors, admin queues are on vector 0.
@@ -715,17 +723,13 @@ impl Queue {
         let alloc_rsp = |_| Response::alloc(cqes.take(cx));
         let responses = Requests::new(&qp, count.into(), alloc_rsp, cx)?;
         let recvs = req.recv_queue_size().into();
-        let mut commands = match &srq {
+        let commands = match &srq {
             Some(_) => None,
             None => {
                 let mut bufs = CommandBufs::new(pd, recvs, inline_data_size, cx)?;
                 Some(Requests::new(&qp, recvs, |_| bufs.alloc(cx), cx)?)
             }
         };
-        let mut recvs = KVec::with_capacity(recvs, GFP_KERNEL)?;
-        for command in commands.iter_mut().flat_map(Requests::idle) {
-            recvs.push_within_capacity(command)?;
-        }
         let unsignaled = match sig_limit {
             1 => None,
             _ => Some(SendRing::new(&qp, count.into(), sig_limit.into(), cx)?),
@@ -733,7 +737,7 @@ impl Queue {
         let keeps = if kept_data_size == 0 { 0 } else { count };
         let kept = KVec::with_capacity(keeps.into(), GFP_KERNEL)?;
         let room = Room::new(&qp, sizes.places, count.into(), cx)?;
-        let queue = try_pin_init!(Self {
+        let Ok(queue) = queue.pin_init_with(pin_init!(Self {
             id: id.clone(),
             qp,
             port: port.clone(),
@@ -747,13 +751,13 @@ impl Queue {
             kept <- new_spinlock!(kept, "nvmet_rdma::Queue::kept"),
             pd: pd.clone(),
             responses <- new_spinlock!(responses, "nvmet_rdma::Queue::responses"),
-            _commands: commands,
+            commands: SetOnce::new(),
             room,
             is_ending: Atomic::new(false),
             client: port.client.clone(),
             release <- new_work!("nvmet_rdma::Queue::release"),
-        }? Error);
-        Ok((Arc::pin_init(queue, GFP_KERNEL)?, recvs))
+        }));
+        Ok((queue.into(), commands))
     }
 
     /// Returns the sizes of the queues, and of what a command takes of them.
