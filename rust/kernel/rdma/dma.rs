@@ -226,7 +226,8 @@ impl Pieces {
 }
 
 /// A buffer that is lent to another subsystem: no request can use it, and the CPU's view is that
-/// subsystem's. Nothing is allocated when it is lent.
+/// subsystem's. Nothing is allocated when it is lent. It is for buffers that change hands: see
+/// Documentation/mr.rst for those that stay in an array.
 ///
 /// A buffer that is dropped while it is lent is unmapped and freed. So whoever gives
 /// [`Lent::entry`] to the other subsystem, which takes unsafe code, keeps this until that is done.
