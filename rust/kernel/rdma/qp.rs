@@ -177,6 +177,26 @@ impl AnyQp {
         unsafe { self.send_poller() }.filter(|_| send == recv)
     }
 
+    /// See [`Qp::num`].
+    #[inline]
+    pub(crate) fn num(&self) -> u32 {
+        // SAFETY: The QP is valid by the invariant of `PostTarget`; its number does not change.
+        unsafe { (*self.target.raw.as_ptr()).qp_num }
+    }
+
+    /// See [`Qp::drain`].
+    pub(crate) fn drain(&self, cx: &Sleepable) -> Result {
+        match self.inner.drain(drain::Drain::Posted, cx)? {
+            drain::End::Drained => self.inner.end_lost_receives(cx),
+            drain::End::Full => Err(EBUSY),
+        }
+    }
+
+    /// See [`Qp::release_recvs`].
+    pub(crate) fn release_recvs(&self, cx: &Sleepable) -> Result {
+        self.inner.release_recvs(cx)
+    }
+
     fn destroy(self, cx: &Sleepable) -> Result {
         // iWARP waits for a later event of the connection.
         let waits_for_callback = self.inner.id.is_some() && self.inner.pd.device().is_iwarp();
@@ -268,8 +288,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Returns the QP's number.
     pub fn num(&self) -> u32 {
-        // SAFETY: The QP is valid by the invariant of `PostTarget`; its number does not change.
-        unsafe { (*self.any.target.raw.as_ptr()).qp_num }
+        self.any.num()
     }
 
     /// Moves the QP to the error state and waits until every request that was posted has completed
@@ -284,10 +303,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// requests that have no completions, which only the end of the QP gives back. It needs no
     /// memory, unless one has failed before.
     pub fn drain(&self, cx: &Sleepable) -> Result {
-        match self.any.inner.drain(drain::Drain::Posted, cx)? {
-            drain::End::Drained => self.any.inner.end_lost_receives(cx),
-            drain::End::Full => Err(EBUSY),
-        }
+        self.any.drain(cx)
     }
 
     /// Has the receives of a [`RecvRing`] let go of the QP and of their connection without a drain:
@@ -313,7 +329,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// [`RecvRing`]: crate::session::RecvRing
     pub fn release_recvs(&self, cx: &Sleepable) -> Result {
-        self.any.inner.release_recvs(cx)
+        self.any.release_recvs(cx)
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.

@@ -37,7 +37,10 @@ pub use sizes::{
 use crate::{
     cm,
     prelude::internal::*,
-    qp::Qp, //
+    qp::{
+        AnyQp,
+        Qp, //
+    }, //
 };
 
 /// Ends a connection, which may not be established yet, or be gone: disconnects it, and drains its
@@ -71,11 +74,18 @@ impl<'a, S: PollContext, R: PollContext> Connecting<'a, S, R> {
 
 impl<S: PollContext, R: PollContext> Drop for Connecting<'_, S, R> {
     fn drop(&mut self) {
-        if let Err(e) = end(self.id, self.qp, self.cx) {
-            crate::pr_err_ratelimited!("QP {} was not drained ({e:?})\n", self.qp.num());
-            if let Err(e) = self.qp.release_recvs(self.cx) {
-                crate::pr_err_ratelimited!("QP {} keeps its receives ({e:?})\n", self.qp.num());
-            }
+        abandon(self.id, &self.qp.any, self.cx);
+    }
+}
+
+/// Ends a connection that was not made. Not generic, so that it is not in each ULP.
+fn abandon(id: &cm::Id, qp: &AnyQp, cx: &Sleepable) {
+    // If there is no connection, the drain flushes the requests.
+    let _ = id.disconnect(cx);
+    if let Err(e) = qp.drain(cx) {
+        crate::pr_err_ratelimited!("QP {} was not drained ({e:?})\n", qp.num());
+        if let Err(e) = qp.release_recvs(cx) {
+            crate::pr_err_ratelimited!("QP {} keeps its receives ({e:?})\n", qp.num());
         }
     }
 }
