@@ -52,7 +52,7 @@ static int run(struct ib_qp *qp)
 	ret = kernel_connect(client, name, sizeof(addr), 0);
 	/* The listener has the connection once a softirq has taken the client's answer. */
 	for (i = 0; i < 1000 && reqsk_queue_empty(&inet_csk(listener->sk)->icsk_accept_queue); i++)
-		msleep(1);
+		usleep_range(1000, 2000);
 	sock_release(listener);
 	sock_release(client);
 	return ret;
