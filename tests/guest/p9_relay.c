@@ -29,6 +29,8 @@
 enum { HEADER = 7, TVERSION = 100, TFLUSH = 108, TREAD = 116 };
 
 static char (*requests)[MAX_REQUEST], *reply;
+/* Whoever sends a reply has its memory, and the next completion. */
+static pthread_mutex_t replying = PTHREAD_MUTEX_INITIALIZER;
 static struct ibv_mr *requests_mr, *reply_mr;
 static struct rdma_cm_id *id;
 static const char *how = "";
@@ -163,14 +165,19 @@ static int misbehave(uint32_t size)
 /* Relays the replies. */
 static void *replies(void *unused)
 {
-	uint32_t size;
+	char begin[4];
+	int sent = 1;
 
-	while (read_all(reply, 4)) {
-		size = size_of(reply);
-		if (size < HEADER || size > MAX_MESSAGE || !read_all(reply + 4, size - 4))
+	while (sent && read_all(begin, sizeof(begin))) {
+		uint32_t size = size_of(begin);
+
+		if (size < HEADER || size > MAX_MESSAGE)
 			break;
-		if (*how && --count < 0 ? !misbehave(size) : !send_reply(size))
-			break;
+		pthread_mutex_lock(&replying);
+		memcpy(reply, begin, sizeof(begin));
+		sent = read_all(reply + sizeof(begin), size - sizeof(begin)) &&
+		       (*how && --count < 0 ? misbehave(size) : send_reply(size));
+		pthread_mutex_unlock(&replying);
 	}
 	rdma_disconnect(id);
 	return unused;
@@ -193,12 +200,14 @@ static void *watch(void *unused)
 /* Answers a request with so many zeroes. */
 static void answer(const char *request, uint32_t len)
 {
+	pthread_mutex_lock(&replying);
 	memset(reply, 0, HEADER + len);
 	set_size(reply, HEADER + len);
 	reply[4] = request[4] + 1;
 	set_tag(reply, tag_of(request));
 	if (!send_reply(HEADER + len))
 		warnx("no reply was sent");
+	pthread_mutex_unlock(&replying);
 }
 
 /*
