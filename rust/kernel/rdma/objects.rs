@@ -429,13 +429,12 @@ impl Table {
     /// # Safety
     ///
     /// Called once, when the module is loaded.
-    pub(crate) unsafe fn new() -> Self {
+    pub(crate) unsafe fn new(dir: &debugfs::Dir) -> Self {
         // SAFETY: The caller calls this once, when the module is loaded.
         unsafe {
             OBJECTS.init();
             DETAILS.init();
         }
-        let dir = debugfs::Dir::new(c"rdma_rs");
         let file = KBox::pin_init(dir.read_only_file(c"objects", AllObjects), GFP_KERNEL).ok();
         Self { _file: file }
     }

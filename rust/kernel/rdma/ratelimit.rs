@@ -3,20 +3,113 @@
 //! Limits for messages that peers can cause.
 //!
 //! A peer that connects a hundred times a second must not fill the log. The kernel crate has no
-//! `pr_warn_ratelimited!` yet.
+//! `pr_warn_ratelimited!` yet. How many messages of each place were not printed is in
+//! `rdma_rs/ratelimited` of debugfs.
 //!
 //! C header: [`include/linux/ratelimit.h`](srctree/include/linux/ratelimit.h)
 
 use crate::prelude::internal::*;
-use kernel::sync::atomic::{
-    Atomic,
-    Relaxed, //
+use kernel::{
+    debugfs,
+    str::BStr,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    },
 };
 
 /// The length of an interval, in seconds (`DEFAULT_RATELIMIT_INTERVAL`).
 const INTERVAL: u64 = 5;
 /// The number of messages in each (`DEFAULT_RATELIMIT_BURST`).
 const BURST: u32 = 10;
+/// The number of places that have a count of their own.
+const PLACES: usize = 64;
+/// The length of the name of a place, with a zero at its end.
+const NAME: usize = 48;
+
+kernel::sync::global_lock! {
+    // SAFETY: `Table::new` initialises it when the module is loaded, before there is any message.
+    unsafe(uninit) static SUPPRESSED: SpinLockIrq<Suppressed> = Suppressed {
+        places: [NO_PLACE; PLACES],
+        others: 0,
+    };
+}
+
+const NO_PLACE: Place = Place {
+    name: [0; NAME],
+    count: 0,
+};
+
+/// A place, by a copy of its name, as its module may be unloaded, and how many of its messages were
+/// not printed.
+#[derive(Clone, Copy)]
+struct Place {
+    name: [u8; NAME],
+    count: u64,
+}
+
+/// The messages that were not printed. The places without any are at the end.
+struct Suppressed {
+    places: [Place; PLACES],
+    /// Those of places beyond these.
+    others: u64,
+}
+
+impl Suppressed {
+    fn add(&mut self, place: &str) {
+        let mut name = [0; NAME];
+        // The end of a name is what differs.
+        let from = place.len().saturating_sub(NAME - 1);
+        for (to, from) in name.iter_mut().zip(place.bytes().skip(from)) {
+            *to = from;
+        }
+        let is_its = |at: &&mut Place| at.count == 0 || at.name == name;
+        match self.places.iter_mut().find(is_its) {
+            Some(at) => {
+                let count = at.count + 1;
+                *at = Place { name, count };
+            }
+            None => self.others += 1,
+        }
+    }
+}
+
+/// The file `ratelimited`.
+struct File;
+
+impl debugfs::Writer for File {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let suppressed = SUPPRESSED.lock();
+        for place in suppressed.places.iter().filter(|place| place.count > 0) {
+            let name = place.name.split(|byte| *byte == 0).next().unwrap_or(&[]);
+            let name = BStr::from_bytes(name);
+            f.write_fmt(fmt!("{name}: {} messages not printed\n", place.count))?;
+        }
+        match suppressed.others {
+            0 => Ok(()),
+            others => f.write_fmt(fmt!("others: {others} messages not printed\n")),
+        }
+    }
+}
+
+/// The counts, initialised, and their file; part of the core module.
+pub(crate) struct Table {
+    // As always with debugfs, a file that cannot be made is missing.
+    _file: Option<Pin<KBox<debugfs::File<File>>>>,
+}
+
+impl Table {
+    /// # Safety
+    ///
+    /// Called once, when the module is loaded.
+    pub(crate) unsafe fn new(dir: &debugfs::Dir) -> Self {
+        // SAFETY: The caller calls this once, when the module is loaded.
+        unsafe { SUPPRESSED.init() };
+        Self {
+            _file: KBox::pin_init(dir.read_only_file(c"ratelimited", File), GFP_KERNEL).ok(),
+        }
+    }
+}
 
 /// A limit of ten messages in each five seconds, as `struct ratelimit_state` has it by default.
 ///
@@ -24,14 +117,21 @@ const BURST: u32 = 10;
 ///
 /// The upper half is the number of an interval since the start of the system, the lower half that
 /// of messages in it, or the greatest number.
-pub struct Ratelimit(Atomic<u64>);
+pub struct Ratelimit {
+    place: &'static str,
+    state: Atomic<u64>,
+}
 
 impl Ratelimit {
-    /// Makes a limit, of which no message was printed.
-    #[expect(clippy::new_without_default)]
-    pub const fn new() -> Self {
-        // INVARIANT: There was no message.
-        Self(Atomic::new(0))
+    /// Makes a limit, of which no message was printed. debugfs counts what is not printed by the
+    /// name of the place, of which it shows the last 47 bytes; limits of one name are counted
+    /// together.
+    pub const fn new(place: &'static str) -> Self {
+        Self {
+            place,
+            // INVARIANT: There was no message.
+            state: Atomic::new(0),
+        }
     }
 
     /// Counts a message. Returns whether it is to be printed (`__ratelimit`); the number suppressed
@@ -40,14 +140,21 @@ impl Ratelimit {
     pub fn check(&self) -> bool {
         // SAFETY: The function reads a number that is set since boot.
         let now = unsafe { bindings::ktime_get_seconds() } as u64 / INTERVAL;
-        let mut old = self.0.load(Relaxed);
+        let mut old = self.state.load(Relaxed);
         loop {
             let count = old as u32;
             let is_same = old >> 32 == now;
             let next = if is_same { count.saturating_add(1) } else { 1 };
             // INVARIANT: That many messages are in this interval.
-            match self.0.cmpxchg(old, now << 32 | u64::from(next), Relaxed) {
-                Ok(_) if is_same => return count < BURST,
+            match self
+                .state
+                .cmpxchg(old, now << 32 | u64::from(next), Relaxed)
+            {
+                Ok(_) if is_same && count < BURST => return true,
+                Ok(_) if is_same => {
+                    SUPPRESSED.lock().add(self.place);
+                    return false;
+                }
                 Ok(_) => {
                     let missed = count.saturating_sub(BURST);
                     if missed > 0 {
@@ -66,7 +173,8 @@ impl Ratelimit {
 #[macro_export]
 macro_rules! print_ratelimited {
     ($print:ident, $($arg:tt)*) => {{
-        static LIMIT: $crate::ratelimit::Ratelimit = $crate::ratelimit::Ratelimit::new();
+        static LIMIT: $crate::ratelimit::Ratelimit =
+            $crate::ratelimit::Ratelimit::new(concat!(module_path!(), ":", line!()));
         if LIMIT.check() {
             ::kernel::$print!($($arg)*);
         }

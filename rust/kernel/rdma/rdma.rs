@@ -96,7 +96,10 @@ pub mod ud;
 pub mod wc;
 pub mod wr;
 
-use ::kernel::prelude::*;
+use ::kernel::{
+    debugfs,
+    prelude::*, //
+};
 use core::sync::atomic;
 use rdma_bindings as bindings;
 
@@ -124,6 +127,7 @@ struct Module {
     // Dropped first: its work items use all others.
     _queue: deferred::Queue,
     _objects: objects::Table,
+    _ratelimited: ratelimit::Table,
     _debug: Option<Pin<KBox<debug::Table>>>,
     _contexts: Pin<KBox<lost::Table>>,
     _noted: Pin<KBox<noted::Table>>,
@@ -136,9 +140,12 @@ impl kernel::Module for Module {
             client::init();
             cm::init();
         }
+        let dir = debugfs::Dir::new(c"rdma_rs");
         Ok(Self {
             // SAFETY: `init` is called once, when the module is loaded.
-            _objects: unsafe { objects::Table::new() },
+            _objects: unsafe { objects::Table::new(&dir) },
+            // SAFETY: As before.
+            _ratelimited: unsafe { ratelimit::Table::new(&dir) },
             _queue: deferred::Queue::new()?,
             _debug: debug::Table::new()?,
             _contexts: lost::Table::new()?,

@@ -11,6 +11,7 @@ from samples import kv, kv_stats, module
 from traffic import OBJECTS, link
 
 ENDLESS = "operations=0"
+RATELIMITED = OBJECTS.with_name("ratelimited")
 
 
 def until_served(count=100):
@@ -54,6 +55,12 @@ def parameters():
 @case("kv: a hundred requests that are refused do not fill the log")
 def refusals():
     count, said = 100, "a connection request was refused"
+
+    def not_printed():
+        found = re.search(r"^rdma::cm::listener:\d+: (\d+) messages not printed$", RATELIMITED.read_text(), re.M)
+        return int(found[1]) if found else 0
+
+    before = not_printed()
     with module("rdma_kv", "connections=0"):
         subprocess.run(["dmesg", "-C"], check=True)
         begin = time.monotonic()
@@ -68,6 +75,7 @@ def refusals():
         assert 10 <= lines <= min(10 * intervals, count - 1), f"{lines} lines in {intervals} intervals"
         shown = re.search(r"rdma_kv: CM id on .*, (\d+) requests refused", OBJECTS.read_text())
         assert shown and int(shown[1]) == count, OBJECTS.read_text()
+        assert not_printed() - before == count - lines, RATELIMITED.read_text()
     return f"{lines} lines"
 
 

@@ -598,7 +598,7 @@ mod tests {
     #[test]
     fn message_is_counted() -> Result {
         in_softirq(|| {
-            check!(Ratelimit::check(&Ratelimit::new()));
+            check!(Ratelimit::check(&Ratelimit::new("any_context")));
             Ok(())
         })
     }

@@ -18,7 +18,7 @@ mod tests {
 
     #[test]
     fn ten_messages_in_each_interval() -> Result {
-        let (limit, begin) = (Ratelimit::new(), Instant::<Monotonic>::now());
+        let (limit, begin) = (Ratelimit::new("one"), Instant::<Monotonic>::now());
         let printed = (0..1_000).filter(|_| limit.check()).count();
         // The first and the last interval may be cut.
         let intervals = begin.elapsed().as_nanos() / Delta::from_secs(5).as_nanos() + 2;
@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn limits_are_apart() -> Result {
-        let (one, other) = (Ratelimit::new(), Ratelimit::new());
+        let (one, other) = (Ratelimit::new("one"), Ratelimit::new("other"));
         for _ in 0..1_000 {
             let _ = one.check();
         }
