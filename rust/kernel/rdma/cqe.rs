@@ -56,13 +56,12 @@ use crate::{
 /// A completion callback embedded in `T`, as `struct ib_cqe`. A type with several requests in
 /// flight at once has several of these, told apart by `ID`.
 ///
-/// It is invariant in `T`, and so is each type that embeds one in its parameters: an owner of a
-/// request, and a handle of such owners, never becomes one of a supertype, with another handler.
-///
 /// # Invariants
 ///
-/// `inner.done` is the function `done::<T, ID>` or, since `ignore()` or `ignore_later()` was
-/// called, one that does nothing.
+/// - `inner.done` is the function `done::<T, ID>` or, since `ignore()` or `ignore_later()` was
+///   called, one that does nothing.
+/// - This is invariant in `T`, and so is each type that embeds one in its parameters: an owner of a
+///   request, and a handle of such owners, never becomes one of a supertype, with another handler.
 #[repr(transparent)]
 pub struct Cqe<T, const ID: u64 = 0> {
     inner: bindings::ib_cqe,

@@ -502,14 +502,12 @@ impl<M> From<MapError<M>> for Error {
 /// A region is used by one thread at a time; one that threads share, as in an `Arc`, is a
 /// [`SharedRegion`]. It may be dropped in any state.
 ///
-/// It is covariant in `M`, as it is the only handle of the memory, and gives it away by value,
-/// once. States have no supertypes.
-///
 /// # Invariants
 ///
 /// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it has the
 /// state `S`. Both exist until this is dropped, but for the memory if the state says that it was
-/// taken out.
+/// taken out. This is covariant in `M`, as it is the only handle of the memory, and gives it away
+/// by value, once. States have no supertypes.
 pub struct Region<D: dma::AnyDirection, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     mr: ManuallyDrop<Mr>,
     memory: MaybeUninit<M>,

@@ -135,7 +135,11 @@ impl<C: Send + 'static, D: dma::Direction> CqeHandler for State<C, D> {
 }
 
 /// A buffer, used by the device in the direction `D`, and a context `C`, to be posted as one
-/// operation after the other. It is invariant in `C`, as `State` embeds its callback.
+/// operation after the other.
+///
+/// # Invariants
+///
+/// This is invariant in `C`, as `State` embeds its callback.
 pub struct Op<C, D: dma::Direction = Bidirectional>(Pin<KBox<State<C, D>>>);
 
 /// An operation that has completed.

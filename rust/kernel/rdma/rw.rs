@@ -268,8 +268,6 @@ impl Port<'_> {
 /// part of the owner that is moved into the send queue. It is pages of its own ([`Ctx::alloc`]), or
 /// the memory of another owner ([`Ctx::new`], [`Ctx::fill`]).
 ///
-/// It is covariant in `O`, as it is the only handle of the owner, and gives it back by value.
-///
 /// # Examples
 ///
 /// ```
@@ -309,7 +307,8 @@ impl Port<'_> {
 ///
 /// # Invariants
 ///
-/// The owner in `raw`, if there is one, is an `O`.
+/// The owner in `raw`, if there is one, is an `O`. This is covariant in `O`, as it is the only
+/// handle of the owner, and gives it back by value.
 pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages> {
     raw: KBox<RawCtx>,
     _owner: PhantomData<(D, O)>,

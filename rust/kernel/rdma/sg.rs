@@ -424,8 +424,7 @@ pub unsafe trait SgOwner<D: AnyDirection>: Send + Unpin + 'static {
     fn sgl(&mut self) -> Sgl<D>;
 }
 
-/// DMA-mapped memory of another owner, which comes back when no device or peer can reach it. It is
-/// covariant in `O`, as it is the only handle of the owner, and gives it back by value.
+/// DMA-mapped memory of another owner, which comes back when no device or peer can reach it.
 ///
 /// An owner that must not be dropped goes into a region by [`Region::map`], which gives it back if
 /// it fails, as [`Region::new`] does not.
@@ -448,6 +447,10 @@ pub unsafe trait SgOwner<D: AnyDirection>: Send + Unpin + 'static {
 ///     Ok(())
 /// }
 /// ```
+///
+/// # Invariants
+///
+/// This is covariant in `O`, as it is the only handle of the owner, and gives it back by value.
 pub struct SgMap<O: SgOwner<D>, D: AnyDirection> {
     // The list is unmapped before its owner is dropped.
     pub(crate) list: MappedList,

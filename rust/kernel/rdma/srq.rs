@@ -100,13 +100,11 @@ pub trait Receive<const N: usize = 1>: Sized + Send + 'static {
 /// A counted handle of a shared receive queue with slots of type `T`. A work item destroys SRQ and
 /// slots when the last handle, all QPs on it and every slot that was kept are gone.
 ///
-/// It is invariant in `T`: a supertype may have another [`Receive::Needs`], by which
-/// [`InitAttr::on_srq`](crate::qp::InitAttr::on_srq) would take a CQ that does not provide what the
-/// handler of the slots needs.
-///
 /// # Invariants
 ///
-/// The slots are of type `T`.
+/// The slots are of type `T`. This is invariant in `T`: a supertype may have another
+/// [`Receive::Needs`], by which [`InitAttr::on_srq`](crate::qp::InitAttr::on_srq) would take a CQ
+/// that does not provide what the handler of the slots needs.
 pub struct Srq<T: Receive<N>, const N: usize = 1> {
     pub(crate) inner: Shared,
     _slots: PhantomData<fn(T) -> T>,
@@ -558,14 +556,13 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
 /// credit, or own another request, as the response, if the value is `Unpin` (see [`CqePointer`]).
 /// The SRQ's end waits for it.
 ///
-/// It is invariant in `T`: the value outlives the `Slot`, so a value of a supertype must not be
-/// written through it.
-///
 /// [`CqePointer`]: crate::cqe::CqePointer
 ///
 /// # Invariants
 ///
-/// The memory is valid, is not posted to the SRQ, and no other `Slot` has it.
+/// - The memory is valid, is not posted to the SRQ, and no other `Slot` has it.
+/// - This is invariant in `T`: the value outlives the `Slot`, so a value of a supertype must not be
+///   written through it.
 pub struct Slot<T: Receive<N>, const N: usize = 1>(NonNull<Memory<T>>, PhantomData<fn(T) -> T>);
 
 // SAFETY: A slot is exclusive access to its value, and an SRQ may be posted to from any thread.

@@ -30,8 +30,7 @@ use core::cell::{
 /// polled it: it gets a copy of the completion. Such a handler does without: it drops what it would
 /// have put into the list.
 ///
-/// The cell has a handle of the CQ. It is invariant in `T`, as handlers that share it change the
-/// value.
+/// The cell has a handle of the CQ.
 ///
 /// # Invariants
 ///
@@ -40,6 +39,7 @@ use core::cell::{
 /// - `borrowed` and `value` are used by handlers of completions in `array`, which run one after the
 ///   other, and by the exclusive owner of the cell.
 /// - While `borrowed` is set, one call of [`HandlerCell::with`] has the only reference to `value`.
+/// - This is invariant in `T`, as handlers that share the cell change the value.
 ///
 /// # Examples
 ///

@@ -21,14 +21,12 @@ use crate::{
 /// A handler asks for it by [`CqeHandler::Needs`], and borrows the context. It can be posted where
 /// the RDMA core polls: there the drain of a QP waits until its handlers have returned.
 ///
-/// It is covariant in `T`, as it gives shared references only.
-///
 /// [`CqeHandler::Needs`]: crate::cqe::CqeHandler::Needs
 ///
 /// # Invariants
 ///
 /// The context, if there is one, is valid while `self` lives, which a counted reference keeps; its
-/// address is from [`Arc::as_ptr`].
+/// address is from [`Arc::as_ptr`]. This is covariant in `T`, as it gives shared references only.
 ///
 /// # Examples
 ///

@@ -337,13 +337,11 @@ impl deferred::Teardown for Inner {
 /// If this is dropped, a work item frees the array when all requests are idle, for which it looks
 /// now and then: keep the array while its requests are used.
 ///
-/// It is invariant in `T`: a [`Taken`] gives access to the same value, so neither may become one of
-/// a supertype.
-///
 /// # Invariants
 ///
 /// The entries from `first` up to `end` are those of `_array`, one at least, and `next` is one of
-/// them. Only this takes requests that are idle.
+/// them. Only this takes requests that are idle. Invariant in `T`: a [`Taken`] gives access to the
+/// same value, so neither may become one of a supertype.
 pub struct Requests<T> {
     first: NonNull<Entry<T>>,
     end: NonNull<Entry<T>>,
@@ -580,11 +578,10 @@ impl<T> Iterator for Idle<'_, T> {
 /// It is posted to the QP that the request belongs to. In kernels with debug assertions another QP
 /// refuses it with `EINVAL`; in others its completion is not found there if the device loses it.
 ///
-/// It is invariant in `T`, as [`Requests`] is.
-///
 /// # Invariants
 ///
 /// The entry is valid until it is idle, which it is not, and this is its only [`Taken`].
+/// Invariant in `T`.
 pub struct Taken<T>(NonNull<Entry<T>>, PhantomData<fn(T) -> T>);
 
 // SAFETY: It is exclusive access to its request.

@@ -54,11 +54,13 @@ use core::{
 /// ones; and completions that are all dispatched from a [`WcArray`], which give nothing back by
 /// themselves.
 ///
-/// It is invariant in `P`, as the ring, which others use too, has its owners in cells.
-///
 /// Documentation/qp.rst has an example.
 ///
 /// [`WcArray`]: crate::cq::WcArray
+///
+/// # Invariants
+///
+/// This is invariant in `P`, as the ring, which others use too, has its owners in cells.
 pub struct SendRing<P, const ID: u64 = 0> {
     ring: RingRef<P, ID, KEEPER>,
     /// The number of owners in the ring since the last signaled one; less than all that it takes.

@@ -454,12 +454,11 @@ fn refused<T: RecvHandler>(refused: PostError<RecvRef<T>>) {
     }
 }
 
-/// A message that has come. Dropping it posts its receive again ([`Qp::repost_recv`]). It is
-/// invariant in `T`, as `Recv` embeds its callback.
+/// A message that has come. Dropping it posts its receive again ([`Qp::repost_recv`]).
 ///
 /// # Invariants
 ///
-/// `message` was not taken.
+/// `message` was not taken. This is invariant in `T`, as `Recv` embeds its callback.
 pub struct Received<'a, T: RecvHandler> {
     message: ManuallyDrop<Kept<T>>,
     success: Success<'a>,
@@ -510,12 +509,11 @@ impl<T: RecvHandler> Drop for Received<'_, T> {
 
 /// A message that was kept beyond its handler. It withholds a receive from the peer; when it is
 /// dropped, in any context and thread, the receive is posted again. Where a caller polls, the last
-/// one is dropped before the QP is drained: what is posted to it afterwards stays in the CQ. It is
-/// invariant in `T`, as `Recv` embeds its callback.
+/// one is dropped before the QP is drained: what is posted to it afterwards stays in the CQ.
 ///
 /// # Invariants
 ///
-/// `recv` was not taken.
+/// `recv` was not taken. This is invariant in `T`, as `Recv` embeds its callback.
 ///
 /// # Examples
 ///

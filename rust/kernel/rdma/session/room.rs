@@ -38,8 +38,6 @@ use state::{
 /// completions are lost, and a QP in the error state sends nothing. [`Room::close`] gives them
 /// back.
 ///
-/// A `Room<W>` is invariant in `W`: the owners wait behind a lock, where the QP finds them as well.
-///
 /// # Examples
 ///
 /// ```
@@ -107,6 +105,10 @@ use state::{
 ///     }
 /// }
 /// ```
+///
+/// # Invariants
+///
+/// This is invariant in `W`, as the owners wait behind a lock, where the QP finds them as well.
 pub struct Room<W: Send + 'static>(Arc<Inner<W>>);
 
 /// The largest number of places.

@@ -510,11 +510,10 @@ impl<X: Exchange> Drop for Handle<X> {
 }
 
 /// A tag that is not in use: exclusive access to its exchange. Dropped in any context, it is free.
-/// It is invariant in `X`, as the slot is.
 ///
 /// # Invariants
 ///
-/// This holds the tag: no half is out.
+/// This holds the tag: no half is out. It is invariant in `X`, as the slot is.
 pub struct Tag<X: Exchange>(SlotRef<X>);
 
 // SAFETY: A shared one gives no access to the parts, and a shared reference to the connection,
@@ -731,12 +730,12 @@ impl<X: Exchange> Drop for Tag<X> {
     }
 }
 
-/// A reply that has come, in its handler: exclusive access to what waited for it. It is invariant
-/// in `X`, as the slot is.
+/// A reply that has come, in its handler: exclusive access to what waited for it.
 ///
 /// # Invariants
 ///
-/// The reply is being handled, by this, in a handler of the CQ, which `'w` does not outlive.
+/// The reply is being handled, by this, in a handler of the CQ, which `'w` does not outlive. This
+/// is invariant in `X`, as the slot is.
 pub struct Reply<'w, X: Exchange>(SlotRef<X>, PhantomData<(&'w Wc, NotThreadSafe)>);
 
 impl<X: Exchange> Reply<'_, X> {
@@ -832,10 +831,11 @@ impl<X: Exchange> Drop for Reply<'_, X> {
 /// If completions of the CQ were ever polled into a [`WcArray`], one whose send has not completed
 /// ends when its completion is dispatched.
 ///
-/// `Tags<X>` is invariant in `X`: the parts of an exchange, which are in cells, are types of the
-/// trait.
-///
 /// [`WcArray`]: crate::cq::WcArray
+///
+/// # Invariants
+///
+/// This is invariant in `X`: the parts of an exchange, which are in cells, are types of the trait.
 pub struct Tags<X: Exchange>(Handle<X>);
 
 impl<X: Exchange> Tags<X> {
