@@ -383,9 +383,9 @@ impl<T: Transport> Registration<T> {
         // It cannot fail, as there is a `create_ctrl`.
         //
         // SAFETY: The structure stays where it is until `drop` has taken it out of the list, and
-        // the module is being unloaded. So long the client is kept, without which the unload does
-        // not end, also if `drop` is never called. While nvme-fabrics uses the structure outside
-        // the lock of the list, it has a reference to the module.
+        // the module is being unloaded. If `drop` is never called, the client is never let go, for
+        // which the unload waits. While nvme-fabrics uses the structure outside the lock of the
+        // list, it has a reference to the module.
         unsafe { bindings::nvmf_register_transport(entry.ops.get()) };
         // INVARIANT: It was just registered, with the module of `T::Client`.
         Ok(Self {
