@@ -23,7 +23,7 @@ use kernel::{
 };
 use rdma::{
     client::{
-        is_live,
+        is_going,
         ModuleClient,
         Registration,
         Singleton, //
@@ -46,8 +46,8 @@ use rdma::{
 /// are there.
 static ADDED: Atomic<i32> = Atomic::new(0);
 static ADDED_BEFORE_READY: Atomic<i32> = Atomic::new(-1);
-/// Set if the module was live before it was loaded.
-static LIVE_BEFORE_READY: Atomic<bool> = Atomic::new(false);
+/// Set if the module was being unloaded before it was loaded.
+static GOING_BEFORE_READY: Atomic<bool> = Atomic::new(false);
 
 /// The module.
 pub(crate) struct Kunit;
@@ -61,7 +61,7 @@ impl Client for Kunit {
 
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
         ADDED_BEFORE_READY.store(ADDED.load(Relaxed), Relaxed);
-        LIVE_BEFORE_READY.store(is_live::<Self>(), Relaxed);
+        GOING_BEFORE_READY.store(is_going::<Self>(), Relaxed);
         Ok(())
     }
 }
@@ -247,9 +247,9 @@ mod tests {
     }
 
     #[test]
-    fn is_live_once_it_is_loaded() -> Result {
-        check!(!LIVE_BEFORE_READY.load(Relaxed));
-        check!(is_live::<Kunit>());
+    fn is_not_going_before_its_unload() -> Result {
+        check!(!GOING_BEFORE_READY.load(Relaxed));
+        check!(!is_going::<Kunit>());
         Ok(())
     }
 

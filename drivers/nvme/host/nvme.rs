@@ -67,7 +67,7 @@ use kernel::{
 };
 use rdma::{
     client::{
-        is_live,
+        is_going,
         ClientRef,
         ModuleClient, //
     },
@@ -544,7 +544,7 @@ impl<T: Transport> Drop for Registration<T> {
         // SAFETY: Registrations are dropped in process context.
         unsafe { bindings::nvme_helper_synchronize_rcu_tasks() };
         // Before the module is unloaded, nvme-fabrics may be about to call `create_ctrl`.
-        if !is_live::<T::Client>() {
+        if is_going::<T::Client>() {
             // SAFETY: By the type invariant the entry is from a box. Nobody uses it, as the module
             // has no reference.
             drop(unsafe { KBox::from_raw(self.entry.as_ptr()) });

@@ -64,7 +64,7 @@ use kernel::{
     }, //
 };
 use rdma::{
-    client::is_live,
+    client::is_going,
     context::Context,
     dma::Direction,
     prelude::*,
@@ -156,7 +156,7 @@ impl Transport {
     /// Unregisters the transport (`nvmet_unregister_transport`) when the module is unloaded. Does
     /// nothing before, as nvmet looks for the transport of a port that it disables.
     pub(crate) fn unregister(&self, _cx: &Sleepable) {
-        let client = self.client.lock().take_if(|_| !is_live::<NvmetRdma>());
+        let client = self.client.lock().take_if(|_| is_going::<NvmetRdma>());
         if client.is_some() {
             // SAFETY: It is registered, as `register` has set the client. No port is enabled, as
             // each has a reference to the module.

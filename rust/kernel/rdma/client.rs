@@ -104,7 +104,8 @@ pub trait Client: Sized + Send + Sync + 'static {
     /// Makes the ULP's state when the module is loaded, before any device is known.
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
-    /// Called when all devices that are present were added. An error ends loading the module.
+    /// Called when all devices that are present were added. An error ends loading the module, when
+    /// nobody else has a reference to it: to a module in C the kernel gives no such time.
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
         Ok(())
     }
@@ -214,27 +215,26 @@ pub unsafe trait ModuleClient: Client {
     fn module() -> &'static ThisModule;
 }
 
-/// Returns whether the module of a client is live: until it is unloaded, which begins when nobody
-/// has a reference to it, another subsystem may use what the ULP has registered there.
+/// Returns whether the module of a client is being unloaded, which begins when nobody has a
+/// reference to it: until then, another subsystem may use what the ULP has registered there.
+/// Loading may fail when it has done so: what the subsystem may use is left to it then, as before.
 ///
 /// # Examples
 ///
 /// ```
-/// # use rdma::{client::{is_live, ModuleClient}, prelude::*};
+/// # use rdma::{client::{is_going, ModuleClient}, prelude::*};
 /// /// Frees what a subsystem has the address of, and uses with a reference to the module.
 /// fn free<C: ModuleClient, T>(registered: KBox<T>) {
-///     match is_live::<C>() {
-///         true => core::mem::forget(registered),
-///         false => drop(registered),
+///     match is_going::<C>() {
+///         true => drop(registered),
+///         false => core::mem::forget(registered),
 ///     }
 /// }
 /// ```
-pub fn is_live<C: ModuleClient>() -> bool {
-    let module = C::module().as_ptr();
-    // SAFETY: Called where there is a module, which is loaded while its code runs. C writes the
-    // state meanwhile, so the read is volatile.
-    let state = || unsafe { (&raw const (*module).state).read_volatile() };
-    module.is_null() || state() == bindings::module_state_MODULE_STATE_LIVE
+pub fn is_going<C: ModuleClient>() -> bool {
+    // SAFETY: A module is loaded while its code runs.
+    let module = unsafe { code::Module::new(C::module()) };
+    module.state() == Some(bindings::module_state_MODULE_STATE_GOING)
 }
 
 /// A ULP's registration with the RDMA core, owned by its module.
@@ -811,7 +811,10 @@ impl PinnedDrop for Core {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: A registration is dropped when the loading of its module has failed, or when the
         // module is unloaded, in process context.
-        self.end(&unsafe { Sleepable::assume() });
+        let cx = unsafe { Sleepable::assume() };
+        self.end(&cx);
+        // The client's state, dropped before, has taken out what it had registered elsewhere.
+        self.module.wait_for_users(self.name, &cx);
     }
 }
 

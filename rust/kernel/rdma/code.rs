@@ -9,8 +9,16 @@
 
 use crate::{
     identity,
-    prelude::internal::*, //
+    prelude::internal::*,
+    refs, //
 };
+use kernel::time::{
+    delay::fsleep,
+    Delta, //
+};
+
+/// The time between two looks at the references to a module, in ms.
+const NAP_MS: u32 = 20;
 
 /// What a trait object tells of the module that has made it. All types have this, so that no ULP
 /// can implement it otherwise.
@@ -58,6 +66,34 @@ impl Module {
     pub(crate) unsafe fn of(context: *const c_void) -> Self {
         // SAFETY: The context points to the module, which is loaded, as the caller promises.
         unsafe { *context.cast() }
+    }
+
+    /// Returns the module's state (`module.state`), `None` if it is built into the kernel.
+    pub(crate) fn state(self) -> Option<bindings::module_state> {
+        // SAFETY: By the type invariant the module is null or loaded. C writes the state meanwhile,
+        // so the read is volatile.
+        unsafe { Some((&raw const (*self.0.as_ref()?).state).read_volatile()) }
+    }
+
+    /// Waits for all others that have a reference to the module, if it is still being loaded: when
+    /// that fails, C frees it whoever has one.
+    pub(crate) fn wait_for_users(self, name: &CStr, _cx: &Sleepable) {
+        if self.state() != Some(bindings::module_state_MODULE_STATE_COMING) {
+            return;
+        }
+        let mut naps = 0_u32;
+        loop {
+            // SAFETY: By the type invariant the module is loaded. Loading has one reference.
+            let users = unsafe { bindings::module_refcount(self.0) } - 1;
+            if users <= 0 {
+                return;
+            }
+            if naps % (refs::REPORT_MS / NAP_MS) == 0 {
+                pr_warn!("{name}: loading has failed: waits for {users} user(s) of the module\n");
+            }
+            naps = naps.wrapping_add(1);
+            fsleep(Delta::from_millis(NAP_MS.into()));
+        }
     }
 
     /// Fails with `EPERM`, and reports it, if the function at this address is code of another

@@ -3,6 +3,8 @@
 
 import os
 import subprocess
+import time
+from pathlib import Path
 
 from case import BUILD, FLAVOUR, ROUNDS, STOCK, case, sh
 from rping import CONTEXTS
@@ -79,6 +81,25 @@ def twins():
     finally:
         for name in reversed(names):
             subprocess.run(["rmmod", name], capture_output=True, check=False)
+
+
+@case("modules: a load that fails waits for those who have what was registered")
+def unready():
+    load = subprocess.Popen(["insmod", f"{BUILD}/{FLAVOUR}/rdma_unready.ko"], stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 60
+        while not (file := Path("/dev/rdma_unready")).exists():
+            assert load.poll() is None and time.monotonic() < end, "there is no file"
+            time.sleep(0.05)
+        with file.open("rb", buffering=0):
+            while "rdma_unready: loading has failed: waits for 1 user(s)" not in sh("dmesg").stdout:
+                assert load.poll() is None and time.monotonic() < end, "the load does not wait"
+                time.sleep(0.05)
+        _, said = load.communicate(timeout=60)
+        assert load.returncode and "Operation canceled" in said, said
+    finally:
+        load.kill()
+        load.wait()
 
 
 if STOCK:
