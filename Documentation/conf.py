@@ -6,6 +6,7 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx import addnodes
+from sphinx.util import logging
 
 TOP = Path(__file__).resolve().parent.parent
 
@@ -19,7 +20,8 @@ html_theme = "alabaster"
 html_theme_options = {
     "description": "RDMA in Rust in the Linux kernel",
     "extra_nav_links": {"Crate documentation (rustdoc)": "rust/rdma/index.html"},
-    "page_width": "1100px",
+    "page_width": "1180px",
+    "body_max_width": "940px",
 }
 html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
 html_static_path = ["style.css"]
@@ -28,7 +30,7 @@ html_copy_source = False
 html_show_sphinx = False
 highlight_language = "none"
 
-PAGE = re.compile(r"\b([a-z-]+)\.rst\b")
+PAGE = re.compile(r"\b([a-z0-9-]+)\.rst\b")
 
 
 def link(text, docname):
@@ -52,5 +54,14 @@ def link_pages(app, doctree):
             node.parent.replace(node, list(link(node.astext(), app.env.docname)))
 
 
+def look_at_rows(_, doctree):
+    """Warns of a row that has its first cell alone: in a simple table the second line of a cell is a row of its own."""
+    for row in doctree.findall(nodes.row):
+        first, *others = (cell.astext() for cell in row)
+        if first and others and not any(others) and not isinstance(row.parent, nodes.thead):
+            logging.getLogger(__name__).warning("a row has nothing but %r", first, location=row)
+
+
 def setup(app):
     app.connect("doctree-read", link_pages)
+    app.connect("doctree-read", look_at_rows)
