@@ -5,9 +5,9 @@
     patches_as.py "Name <mail>" SOURCE OUT [--tree DIR] [NAME...]	all, or those whose names start so
 
 They are numbered in the order of patches/order, and have this author and sign-off. Whom each goes to is what
-get_maintainer.pl of SOURCE, a kernel's source, says; a security fix goes to no list (SECURITY.md). "Fixes:" is what a patch says of itself below its "---"; with
---tree, a git tree of the kernel that has v7.3, the commit that its removed lines are of is proposed there, for
-the person to confirm.
+get_maintainer.pl of SOURCE, a kernel's source, has; a security fix goes to no list (SECURITY.md). "Fixes:" is what a
+patch has below its "---"; with --tree, a git tree of the kernel that has v7.3, the commit that its removed lines are of
+is proposed there, for the person to confirm.
 """
 
 import argparse
@@ -23,6 +23,8 @@ TOP = Path(__file__).resolve().parents[2]
 # The number of groups of patches/order that are security fixes.
 SECURITY = 2
 HUNK = re.compile(r"^@@ -(\d+)", re.M)
+# A name may have parentheses, and so may what it is the maintainer of.
+RECIPIENT = re.compile(r"(.*?<\S+@\S+>|\S+@\S+) \((.*)\)$")
 
 
 def ordered():
@@ -73,8 +75,9 @@ def recipients(path, source):
     """Returns whom a patch goes to, people first, as get_maintainer.pl says."""
     said = subprocess.run(["perl", "scripts/get_maintainer.pl", "--no-git", "--no-git-fallback", path], cwd=source,
                           capture_output=True, text=True, check=True).stdout.splitlines()
-    people = [line.rsplit(" (", 1)[0] for line in said if "maintainer" in line or "supporter" in line]
-    others = [line.rsplit(" (", 1)[0] for line in said]
+    roles = dict(RECIPIENT.match(line).groups() for line in said)
+    people = [one for one, role in roles.items() if re.match("maintainer|supporter", role)]
+    others = list(roles)
     return people, [one for one in others if one not in people]
 
 
@@ -85,7 +88,7 @@ def make(path, private, options):
     own, diff = fields(text)
     subject, message = re.search(r"^Subject: (.*?)\n\n(.*?)\n---$", text, re.M | re.S).groups()
     tags = [f"Fixes: {own['Fixes']}"] if "Fixes" in own else []
-    notes = [f"Reproducer: tests/patches/{own['Test']}, of rdma-rs. Without the patch the log has: {own['Says']}"]
+    notes = [f"Reproducer: tests/patches/{own['Test']}, of rdma-rs"]
     if not tags:
         found = options.tree and proposal(options.tree, diff)
         notes.append(f"Confirm, and move above: Fixes: {found}" if found else "Fixes: is still to be found")
@@ -97,7 +100,9 @@ def make(path, private, options):
                f"Date: {format_datetime(datetime.now(timezone.utc))}"]
     headers += [f"To: {', '.join(people)}"] if people else []
     headers += [f"Cc: {', '.join(others)}"] if others else []
-    return "\n".join([*headers, f"Subject: {subject}", "", message, "", *tags, f"Signed-off-by: {who}", "---", *notes, "", diff])
+    stat = subprocess.run(["git", "apply", "--stat"], input=diff, capture_output=True, text=True, check=True).stdout
+    return "\n".join([*headers, f"Subject: {subject}", "", message, "", *tags, f"Signed-off-by: {who}", "---", *notes, "",
+                      stat, diff])
 
 
 def main():
@@ -110,6 +115,10 @@ def main():
     options = parser.parse_args()
     if not re.fullmatch(r"[^<>@]+ <[^<>@\s]+@[^<>@\s]+\.[^<>@\s]+>", options.who) or "@example." in options.who:
         sys.exit(f"error: --as wants a person, as 'Name <name@host.org>', not '{options.who}'")
+    names = [f"{path.parent.name}/{path.name}" for _, paths in ordered() for path in paths]
+    for name in options.names:
+        if not any(one.startswith(name) for one in names):
+            sys.exit(f"error: no patch is called {name}: they are in patches")
     options.out.mkdir(parents=True, exist_ok=True)
     for old in options.out.glob("*.patch"):
         old.unlink()
