@@ -5,7 +5,8 @@
 //! No name here is one that ULPs take from the kernel crate, so that both can be used side by side:
 //! `Atomic<u32>` is the kernel's. Items with such names are used with their module, which is here:
 //! `context::Atomic`, `cq::Completion`, `cq::Wait`, `wc::Status`. A
-//! [`Device`](crate::device::Device) is imported by the file that uses it.
+//! [`Device`](crate::device::Device) is imported by the file that uses it. `kernel::io` has a
+//! `Region` as well, one of I/O memory, for which ULPs have no use.
 
 pub use crate::client::Client;
 pub use crate::client::ClientRef;
