@@ -10,11 +10,13 @@ import nvme
 from nvme import Controller, Null, Target
 
 CASES = {}
-# What a kernel has not that a link or a case needs, by these, and whether it is the stock kernel.
-MISSING = {("siw", True): "Debian's kernel has no siw",
-           ("checkers", True): "Debian's kernel has no faults and no files of nvmet in debugfs",
-           ("patched", True): "without a route, rxe of Debian's kernel ends its QP 1 for good (patches/rdma_rxe/0007)",
-           ("plain", False): "lockdep reports C's target, and stops"}
+LOST_QP = "without a route, rxe of {} ends its QP 1 for good (patches/rdma_rxe/0007)"
+# What a link or a case needs, and the kernels that have it not, with the reason.
+MISSING = {"siw": {"stock": "Debian's kernel has no siw"},
+           "checkers": {"stock": "Debian's kernel has no faults and no files of nvmet in debugfs",
+                        "um-kcsan": "the kernel that looks for data races has no faults"},
+           "patched": {"stock": LOST_QP.format("Debian's kernel"), "um-kcsan": LOST_QP.format("this kernel")},
+           "plain": {"um-debug": "lockdep reports C's target, and stops"}}
 MIB = nvme.MIB
 
 
@@ -30,11 +32,11 @@ class Case:
         self.needs = [link, *(word for word, needed in words.items() if needed)]
         self.named, self.seconds = named, seconds
 
-    def skipped(self, host, target, stock):
+    def skipped(self, host, target, kernel):
         """Why it is not run, or an empty string."""
         for need in self.needs:
-            if (need, stock) in MISSING:
-                return MISSING[need, stock]
+            if kernel in MISSING.get(need, {}):
+                return MISSING[need][kernel]
         for end, name in (("host", host), ("target", target)):
             if (end, name) in self.defects:
                 return f"{name.upper()} {end}: {self.defects[end, name]}"
