@@ -6,7 +6,10 @@
 
 #define SERVICE cpu_to_be64(0x1000000012345678ULL)
 
-/* Sends a request to the device itself: again RETRIES times, after 4 us * 2^TIMEOUT each. */
+/* Requests go to the device itself or, with a HOST, to that one in the device's network. */
+static u8 request_host;
+
+/* Sends a request: again RETRIES times, after 4 us * 2^TIMEOUT each. */
 static inline int request(struct ib_cm_id *id, u8 timeout, u8 retries)
 {
 	const struct ib_gid_attr *gid = device_gid(id->device);
@@ -40,6 +43,9 @@ static inline int request(struct ib_cm_id *id, u8 timeout, u8 retries)
 	};
 	int ret = rdma_read_gid_l2_fields(gid, NULL, path.roce.dmac);
 
+	if (request_host)
+		path.dgid.raw[15] = request_host;
+	path.roce.dmac[5] ^= request_host;
 	ret = ret ?: ib_send_cm_req(id, &param);
 	rdma_put_gid_attr(gid);
 	return ret;

@@ -4,6 +4,9 @@
  * what hangs. A function run() reproduces; insmod returns its error.
  */
 
+#ifndef RDMA_RS_ENDS_H
+#define RDMA_RS_ENDS_H
+
 #include <linux/delay.h>
 #include <linux/module.h>
 #include <net/ipv6.h>
@@ -11,6 +14,8 @@
 #include <rdma/ib_verbs.h>
 
 #define PATIENCE (60 * HZ)
+/* A host of the device's network that is not there. */
+#define HOST 2
 
 /* Returns the first IPv4 address of the device, which is there some time after the device. */
 static inline const struct ib_gid_attr *device_gid(struct ib_device *dev)
@@ -186,3 +191,5 @@ static void __exit reproducer_exit(void)
 module_exit(reproducer_exit);
 
 MODULE_LICENSE("GPL");
+
+#endif

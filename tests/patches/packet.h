@@ -3,13 +3,11 @@
 
 #include <linux/crc32.h>
 #include <linux/ip.h>
+#include <linux/scatterlist.h>
 #include <linux/udp.h>
 #include <rdma/ib_pack.h>
 
 #include "ends.h"
-
-/* The peer, as end_to_rtr() has it. */
-#define HOST 2
 
 struct packet {
 	struct iphdr ip;
@@ -19,6 +17,12 @@ struct packet {
 	__be16 pkey;
 	__be32 qpn;
 	__be32 psn;
+} __packed;
+
+struct reth {
+	__be64 va;
+	__be32 rkey;
+	__be32 length;
 } __packed;
 
 static inline u32 packet_icrc(const struct packet *packet, const void *rest, size_t len)
@@ -82,4 +86,51 @@ static inline int packet_receive(u32 qpn, u8 opcode, u32 psn, const void *rest, 
 	netif_rx(skb);
 	dev_put(ndev);
 	return 0;
+}
+
+/* Registers a page, which the peer may read. */
+static inline int mr_register(struct ib_qp *qp, struct ib_mr *mr, struct scatterlist *sg)
+{
+	struct ib_reg_wr reg = {
+		.wr = {
+			.wr_cqe = &request_cqe,
+			.opcode = IB_WR_REG_MR,
+			.send_flags = IB_SEND_SIGNALED,
+		},
+		.mr = mr,
+		.key = mr->rkey,
+		.access = IB_ACCESS_REMOTE_READ,
+	};
+
+	if (ib_map_mr_sg(mr, sg, 1, NULL, PAGE_SIZE) != 1)
+		return -EIO;
+	return ib_post_send(qp, &reg.wr, NULL) ?: request_wait();
+}
+
+/* Calls back with a QP, and an MR and a page of it to be registered. */
+static inline int mr_use(struct ib_pd *pd, struct ib_cq *cq,
+			 int (*use)(struct ib_qp *qp, struct ib_mr *mr, struct scatterlist *sg))
+{
+	struct page *page = alloc_page(GFP_KERNEL);
+	struct ib_qp *qp = end_create(pd, cq, NULL);
+	struct ib_mr *mr = ib_alloc_mr(pd, IB_MR_TYPE_MEM_REG, 1);
+	struct scatterlist sg;
+	int ret = page ? PTR_ERR_OR_ZERO(qp) ?: PTR_ERR_OR_ZERO(mr) : -ENOMEM;
+
+	if (!ret) {
+		sg_init_table(&sg, 1);
+		sg_set_page(&sg, page, PAGE_SIZE, 0);
+		ret = ib_dma_map_sg(pd->device, &sg, 1, DMA_TO_DEVICE) == 1 ? 0 : -EIO;
+	}
+	if (!ret) {
+		ret = use(qp, mr, &sg);
+		ib_drain_qp(qp);
+		ib_dma_unmap_sg(pd->device, &sg, 1, DMA_TO_DEVICE);
+	}
+	end_destroy(qp);
+	if (!IS_ERR(mr))
+		ib_dereg_mr(mr);
+	if (page)
+		__free_page(page);
+	return ret;
 }

@@ -4,15 +4,7 @@
  * invalidated meanwhile: the connection must last.
  */
 
-#include <linux/scatterlist.h>
-
 #include "packet.h"
-
-struct reth {
-	__be64 va;
-	__be32 rkey;
-	__be32 length;
-} __packed;
 
 /* The peer sends a message, which comes when all before it was handled. */
 static int message_receive(struct ib_qp *qp, u32 psn)
@@ -22,24 +14,6 @@ static int message_receive(struct ib_qp *qp, u32 psn)
 	return ib_post_recv(qp, &wr, NULL) ?:
 		packet_receive(qp->qp_num, IB_OPCODE_RC_SEND_ONLY, psn, NULL, 0) ?:
 		request_wait();
-}
-
-static int mr_register(struct ib_qp *qp, struct ib_mr *mr, struct scatterlist *sg)
-{
-	struct ib_reg_wr reg = {
-		.wr = {
-			.wr_cqe = &request_cqe,
-			.opcode = IB_WR_REG_MR,
-			.send_flags = IB_SEND_SIGNALED,
-		},
-		.mr = mr,
-		.key = mr->rkey,
-		.access = IB_ACCESS_REMOTE_READ,
-	};
-
-	if (ib_map_mr_sg(mr, sg, 1, NULL, PAGE_SIZE) != 1)
-		return -EIO;
-	return ib_post_send(qp, &reg.wr, NULL) ?: request_wait();
 }
 
 static int mr_invalidate(struct ib_qp *qp, struct ib_mr *mr)
@@ -81,28 +55,7 @@ static int read_twice(struct ib_qp *qp, struct ib_mr *mr, struct scatterlist *sg
 
 static int run(struct ib_pd *pd, struct ib_cq *cq)
 {
-	struct page *page = alloc_page(GFP_KERNEL);
-	struct ib_qp *qp = end_create(pd, cq, NULL);
-	struct ib_mr *mr = ib_alloc_mr(pd, IB_MR_TYPE_MEM_REG, 1);
-	struct scatterlist sg;
-	int ret = page ? PTR_ERR_OR_ZERO(qp) ?: PTR_ERR_OR_ZERO(mr) : -ENOMEM;
-
-	if (!ret) {
-		sg_init_table(&sg, 1);
-		sg_set_page(&sg, page, PAGE_SIZE, 0);
-		ret = ib_dma_map_sg(pd->device, &sg, 1, DMA_TO_DEVICE) == 1 ? 0 : -EIO;
-	}
-	if (!ret) {
-		ret = read_twice(qp, mr, &sg);
-		ib_drain_qp(qp);
-		ib_dma_unmap_sg(pd->device, &sg, 1, DMA_TO_DEVICE);
-	}
-	end_destroy(qp);
-	if (!IS_ERR(mr))
-		ib_dereg_mr(mr);
-	if (page)
-		__free_page(page);
-	return ret;
+	return mr_use(pd, cq, read_twice);
 }
 
 MODULE_DESCRIPTION("Reproducer: a repeated READ of what was invalidated ends the connection");
