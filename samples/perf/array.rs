@@ -24,6 +24,7 @@ use crate::{
         Qp, //
     },
     run::{
+        shares,
         Figures,
         Report,
         Run, //
@@ -284,13 +285,13 @@ fn stream(
         return Ok(figures);
     }
     run.begin(owners);
-    let (mut n, began) = (0, Instant::<Monotonic>::now());
+    let mut shares = shares(count, owners);
+    let began = Instant::now();
     arrays.each(|qp, mut request| {
-        if n == owners {
+        let Some(times) = shares.next() else {
             return Ok(());
-        }
-        request.left = count / owners + u32::from(n < count % owners);
-        n += 1;
+        };
+        request.left = times;
         qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
         Ok(())
     })?;

@@ -20,6 +20,7 @@ use crate::{
         Qp, //
     },
     run::{
+        shares,
         Figures,
         Report,
         Run, //
@@ -329,9 +330,9 @@ fn phase(
     through.tags.lock().clear();
     let lanes = args.depth.min(count);
     let mut tags = KVec::with_capacity(lanes as usize, GFP_KERNEL)?;
-    for n in 0..lanes {
+    for times in shares(count, lanes) {
         let mut tag = caller.tags.take()?;
-        tag.parts().1.left = count / lanes + u32::from(n < count % lanes);
+        tag.parts().1.left = times;
         tags.push_within_capacity(tag)?;
     }
     caller.run.begin(lanes);

@@ -134,12 +134,19 @@ impl Owned {
     }
 }
 
+/// Shares `total` completions among owners, and yields how many each of them gets. The first ones
+/// get what is left over.
+pub(crate) fn shares(total: u32, owners: u32) -> impl Iterator<Item = u32> {
+    let each = total.checked_div(owners).unwrap_or(0);
+    let left_over = total.checked_rem(owners).unwrap_or(0);
+    (0..owners).map(move |n| each.saturating_add((n < left_over).into()))
+}
+
 /// Has owners come back `total` times, and returns the QP of each.
 fn prepare(owners: &mut [Owned], total: u32) -> Result<KVVec<Arc<Qp>>> {
-    let len = owners.len() as u32;
     let mut qps = KVVec::with_capacity(owners.len(), GFP_KERNEL)?;
-    for (n, owner) in (0..len).zip(owners) {
-        let times = (total / len).saturating_add((n < total % len).into());
+    let shares = shares(total, owners.len() as u32);
+    for (owner, times) in owners.iter_mut().zip(shares) {
         qps.push_within_capacity(owner.prepare(times))?;
     }
     Ok(qps)
