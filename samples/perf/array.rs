@@ -295,7 +295,7 @@ fn stream(
         qp.post_send(request, |r| Ok(SendWr::send([r.buf.whole()])))?;
         Ok(())
     })?;
-    figures.ns = (run.wait(&None, &None)? - began).as_nanos();
+    figures.ns = run.wait(began, &None, &None)?;
     figures.ops = count.into();
     figures.posts = figures.ops;
     figures.completions = figures.ops;

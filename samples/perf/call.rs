@@ -31,10 +31,7 @@ use kernel::{
     page::PAGE_SIZE,
     prelude::*,
     sync::SpinLockIrq,
-    time::{
-        Instant,
-        Monotonic, //
-    }, //
+    time::Instant, //
 };
 use rdma::{
     prelude::*,
@@ -336,7 +333,7 @@ fn phase(
         tags.push_within_capacity(tag)?;
     }
     caller.run.begin(lanes);
-    let began = Instant::<Monotonic>::now();
+    let began = Instant::now();
     if lanes == 0 {
         return Ok(());
     }
@@ -345,7 +342,7 @@ fn phase(
     }
     let there = handlers(args.context, &a.cq, args.depth);
     let back = handlers(args.context, &b.cq, args.depth);
-    figures.ns = (caller.run.wait(&there, &back)? - began).as_nanos();
+    figures.ns = caller.run.wait(began, &there, &back)?;
     figures.ops = count.into();
     figures.posts = 2 * figures.ops;
     figures.completions = 2 * figures.posts;

@@ -21,6 +21,12 @@ use kernel::{
 /// The number of latencies that are kept.
 const SAMPLES: usize = 1 << 16;
 
+/// Returns the time from one instant to a later one, in nanoseconds.
+#[inline]
+pub(crate) fn nanos(from: Instant<Monotonic>, to: Instant<Monotonic>) -> i64 {
+    (to - from).as_nanos()
+}
+
 /// When the first laps that are measured were over, in nanoseconds from the epoch.
 pub(crate) struct Times {
     epoch: Instant<Monotonic>,
@@ -41,7 +47,7 @@ impl Times {
 
     /// Yields how long each lap took, in nanoseconds, the first of which has begun then.
     pub(crate) fn laps(&self, began: Instant<Monotonic>) -> impl Iterator<Item = i64> + '_ {
-        let mut last = (began - self.epoch).as_nanos();
+        let mut last = nanos(self.epoch, began);
         self.ends.iter().map(move |end| {
             let end = end.load(Relaxed);
             end - core::mem::replace(&mut last, end)
@@ -80,7 +86,7 @@ impl Laps {
         let n = self.next;
         self.next = n.wrapping_add(self.step);
         if let Some(end) = self.times.ends.get(n) {
-            end.store((now - self.times.epoch).as_nanos(), Relaxed);
+            end.store(nanos(self.times.epoch, now), Relaxed);
         }
         n.wrapping_add(1)
     }

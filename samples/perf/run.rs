@@ -10,7 +10,10 @@ use crate::{
     array,
     call,
     connect,
-    laps::Times,
+    laps::{
+        nanos,
+        Times, //
+    },
     latency,
     poll::{
         Poller,
@@ -245,19 +248,21 @@ impl Run {
         for (owner, qp) in owners.drain_all().zip(&qps) {
             owner.start(qp);
         }
-        Ok((began, (self.wait(first, second)? - began).as_nanos()))
+        Ok((began, self.wait(began, first, second)?))
     }
 
-    /// Waits until the phase is over, and returns its time. Polls meanwhile if nothing else does.
+    /// Waits until the phase is over, and returns the nanoseconds that it took. Polls meanwhile if
+    /// nothing else does.
     pub(crate) fn wait(
         &self,
+        began: Instant<Monotonic>,
         first: &Option<Poller<'_>>,
         second: &Option<Poller<'_>>,
-    ) -> Result<Instant<Monotonic>> {
+    ) -> Result<i64> {
         if let Some(first) = first {
             self.poll(first, second.as_ref())?;
         }
-        self.sleep()
+        Ok(nanos(began, self.sleep()?))
     }
 
     /// Notes that there is progress.
