@@ -189,9 +189,7 @@ fn rounds(
                 n => left = left.saturating_sub(n),
             }
         }
-        figures.poll_ns += posted.elapsed().as_nanos();
-        figures.post_ns += (posted - began).as_nanos();
-        figures.ops += u64::from(owners);
+        figures.add_round(owners, began, posted);
         run.check()?;
     }
     figures.ns = begin.elapsed().as_nanos();

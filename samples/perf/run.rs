@@ -80,6 +80,20 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
+    /// Adds a round of so many requests, which were posted from `began` to `posted` and have
+    /// completed now.
+    #[inline]
+    pub(crate) fn add_round(
+        &mut self,
+        requests: u32,
+        began: Instant<Monotonic>,
+        posted: Instant<Monotonic>,
+    ) {
+        self.poll_ns = self.poll_ns.saturating_add(posted.elapsed().as_nanos());
+        self.post_ns = self.post_ns.saturating_add(nanos(began, posted));
+        self.ops = self.ops.saturating_add(requests.into());
+    }
+
     /// Writes one a line.
     pub(crate) fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
