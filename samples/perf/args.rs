@@ -227,6 +227,11 @@ impl<'a> Args<'a> {
         self.groups().saturating_mul(self.qps)
     }
 
+    /// Returns how many receives are posted to a QP: more than there can be messages.
+    pub(crate) fn receives(&self) -> u32 {
+        self.depth.saturating_mul(2)
+    }
+
     /// Returns how many transfers by `rdma_rw` there are at once.
     pub(crate) fn transfers(&self) -> u32 {
         match self.load {

@@ -300,7 +300,7 @@ impl CqeHandler<SENT> for Answer {
 /// Has the other end answer.
 fn answer(args: &Args<'_>, b: &End, run: &Arc<Run>, cx: &Sleepable) -> Result {
     let qp = b.qps.first().ok_or(EINVAL)?;
-    for _ in 0..2 * args.depth {
+    for _ in 0..args.receives() {
         let answer = KBox::new_uninit(GFP_KERNEL)?;
         let buf = Buf::alloc(&b.pd, args.size, cx)?;
         let answer = answer.write(Answer {
@@ -386,7 +386,7 @@ fn call(
     let caller = Arc::new(caller, GFP_KERNEL)?;
     let ring = RecvRing {
         pd: &a.pd,
-        count: 2 * args.depth,
+        count: args.receives(),
         len: args.size,
     };
     ring.post(&caller, cx)?;
@@ -411,6 +411,7 @@ pub(crate) fn run(
     if matches!(args.context, Context::Batch | Context::Static) || args.size < MESSAGE {
         return Err(EINVAL);
     }
-    let caps = Caps::new(2 * args.depth, 2 * args.depth);
+    // A call is a registration and a message.
+    let caps = Caps::new(args.depth.saturating_mul(2), args.receives());
     between(client, args, 1, &[caps, caps], call, report, cx)
 }

@@ -259,7 +259,7 @@ fn make(args: &Args<'_>, a: &End, op: Op, run: &Arc<Run>, cx: &Sleepable) -> Res
 
 /// Posts more receives than there can be messages.
 fn receive(args: &Args<'_>, b: &End, cx: &Sleepable) -> Result {
-    for _ in 0..2 * args.depth {
+    for _ in 0..args.receives() {
         for qp in b.qps.iter() {
             let receive = KBox::new_uninit(GFP_KERNEL)?;
             let buf = Buf::alloc(&b.pd, args.size, cx)?;
@@ -284,7 +284,7 @@ fn phase(
     figures: &mut Figures,
 ) -> Result {
     let total = count.div_ceil(args.signal);
-    let receives = b.and_then(|b| handlers(args.context, &b.cq, 2 * args.depth));
+    let receives = b.and_then(|b| handlers(args.context, &b.cq, args.receives()));
     let groups = caller::<Group>(args.context, &a.cq, args.depth);
     let (_, ns) = run.phase(total, &groups, &receives)?;
     let ops = u64::from(total) * u64::from(args.signal);
@@ -329,11 +329,11 @@ pub(crate) fn run(
     report: &mut Report,
     cx: &Sleepable,
 ) -> Result {
-    let recvs = match args.load {
-        Load::SendRate => 2 * args.depth,
-        _ => 0,
+    let caps = Caps::new(args.depth, 0);
+    let caps: &[Caps] = match args.load {
+        Load::VoidRate => &[caps],
+        Load::SendRate => &[caps, Caps::new(1, args.receives())],
+        _ => &[caps, Caps::new(1, 0)],
     };
-    let caps = [Caps::new(args.depth, 0), Caps::new(1, recvs)];
-    let ends = if args.load == Load::VoidRate { 1 } else { 2 };
-    between(client, args, args.qps, &caps[..ends], stream, report, cx)
+    between(client, args, args.qps, caps, stream, report, cx)
 }
