@@ -83,7 +83,8 @@ impl<'a, T: Send + 'static> Arrays<'a, T> {
                 let qp = qps.get(n).ok_or(EINVAL)?;
                 Ok((qp, init(qp)?))
             };
-            arrays.push_within_capacity(Requests::of_qps(qps.len() * depth, of_index, cx)?)?;
+            let requests = qps.len().checked_mul(depth).ok_or(EINVAL)?;
+            arrays.push_within_capacity(Requests::of_qps(requests, of_index, cx)?)?;
         }
         Ok(Self {
             arrays,

@@ -344,8 +344,8 @@ fn phase(
     let back = handlers(args.context, &b.cq, args.depth);
     figures.ns = caller.run.wait(began, &there, &back)?;
     figures.ops = count.into();
-    figures.posts = 2 * figures.ops;
-    figures.completions = 2 * figures.posts;
+    figures.posts = figures.ops.saturating_mul(2);
+    figures.completions = figures.posts.saturating_mul(2);
     Ok(())
 }
 

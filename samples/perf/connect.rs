@@ -159,7 +159,8 @@ pub(crate) fn run(
 ) -> Result {
     let server = UniqueArc::new_uninit(GFP_KERNEL)?;
     let parts = Parts::new(client, args.peer, args, cx)?;
-    let ends = KVVec::with_capacity(2 * args.qps as usize, GFP_KERNEL)?;
+    // Both of each connection.
+    let ends = KVVec::with_capacity(args.qps.saturating_mul(2) as usize, GFP_KERNEL)?;
     let run = Run::new(0)?;
     let server = Arc::from(server.write_pin_init(pin_init!(Server {
         parts,

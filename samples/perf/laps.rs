@@ -23,6 +23,10 @@ const SAMPLES: usize = 1 << 16;
 
 /// Returns the time from one instant to a later one, in nanoseconds.
 #[inline]
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "both are from 0 to `KTIME_MAX`"
+)]
 pub(crate) fn nanos(from: Instant<Monotonic>, to: Instant<Monotonic>) -> i64 {
     (to - from).as_nanos()
 }
@@ -50,7 +54,7 @@ impl Times {
         let mut last = nanos(self.epoch, began);
         self.ends.iter().map(move |end| {
             let end = end.load(Relaxed);
-            end - core::mem::replace(&mut last, end)
+            end.saturating_sub(core::mem::replace(&mut last, end))
         })
     }
 }

@@ -246,7 +246,7 @@ fn fill(
         let buf = Buf::alloc(&end.pd, args.size, cx)?;
         let laps = times.map(|times| {
             // The ball, which is the first slot, comes back to the next one.
-            let first = n.checked_sub(1).unwrap_or(slots - 1);
+            let first = n.checked_sub(1).unwrap_or(slots.saturating_sub(1));
             Laps::new(times, args, first as usize, slots as usize)
         });
         let slot = Pin::from(slot.write(Slot {
@@ -278,13 +278,13 @@ fn phase(
 ) -> Result<Instant<Monotonic>> {
     // A READ is of one end.
     let b = Some(b).filter(|_| args.load != Load::ReadLat);
-    let sends = 1 + u64::from(b.is_some());
+    let sends = if b.is_some() { 2 } else { 1 };
     let there = caller::<Slot>(args.context, &a.cq, SLOTS);
     let back = b.and_then(|b| caller::<Slot>(args.context, &b.cq, SLOTS));
     let (began, ns) = run.phase(count, &there, &back)?;
     figures.ops = count.into();
     figures.ns = ns;
-    figures.posts = figures.ops * sends;
+    figures.posts = figures.ops.saturating_mul(sends);
     figures.completions = figures.posts;
     Ok(began)
 }

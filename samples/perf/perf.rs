@@ -22,6 +22,13 @@
 //! - `latency.rs` with `laps.rs`, `rate.rs`, `void.rs`, `array.rs`, `reg.rs`, `call.rs`, `rw.rs`,
 //!   `connect.rs`, `setup.rs`: the loads.
 
+// A panic by a number of a user or a peer would end the machine.
+#![warn(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used
+)]
+
 mod args;
 mod array;
 mod call;

@@ -287,7 +287,7 @@ fn phase(
     let receives = b.and_then(|b| handlers(args.context, &b.cq, args.receives()));
     let groups = caller::<Group>(args.context, &a.cq, args.depth);
     let (_, ns) = run.phase(total, &groups, &receives)?;
-    let ops = u64::from(total) * u64::from(args.signal);
+    let ops = u64::from(total).saturating_mul(args.signal.into());
     figures.ops = ops;
     figures.ns = ns;
     figures.posts = ops;

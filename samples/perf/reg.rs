@@ -156,7 +156,7 @@ fn phase(args: &Args<'_>, end: &End, run: &Run, count: u32, figures: &mut Figure
     let (_, ns) = run.phase(count, &poller, &None)?;
     figures.ops = count.into();
     figures.ns = ns;
-    figures.posts = 2 * figures.ops;
+    figures.posts = figures.ops.saturating_mul(2);
     figures.completions = figures.posts;
     Ok(())
 }

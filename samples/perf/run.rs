@@ -389,7 +389,7 @@ impl Run {
     /// Polls until the phase is over. It sleeps when it has found nothing for long.
     fn poll(&self, first: &Poller<'_>, second: Option<&Poller<'_>>) -> Result {
         let spins = if nr_cpu_ids() > 1 { SPINS } else { SPINS_ALONE };
-        let (mut idle, mut last) = (0, Instant::<Monotonic>::now());
+        let (mut idle, mut last) = (0u32, Instant::<Monotonic>::now());
         while !self.over.load(Acquire) {
             let mut polled = first.poll()?;
             if let Some(second) = second {
@@ -402,7 +402,7 @@ impl Run {
             if idle == 0 {
                 last = Instant::now();
             }
-            idle += 1;
+            idle = idle.saturating_add(1);
             if idle <= spins {
                 cpu_relax();
             } else if last.elapsed() < Delta::from_millis(STUCK_MS.into()) {

@@ -54,7 +54,8 @@ fn rounds(
         for _ in 0..args.qps {
             objects.set_up()?;
         }
-        figures.setup_ns += began.elapsed().as_nanos();
+        let setup = began.elapsed().as_nanos();
+        figures.setup_ns = figures.setup_ns.saturating_add(setup);
         if hold {
             args.hold()?;
         }
@@ -62,10 +63,11 @@ fn rounds(
         for _ in 0..args.qps {
             objects.take_down()?;
         }
-        figures.teardown_ns += ending.elapsed().as_nanos();
-        figures.ops += u64::from(args.qps);
+        let teardown = ending.elapsed().as_nanos();
+        figures.teardown_ns = figures.teardown_ns.saturating_add(teardown);
+        figures.ops = figures.ops.saturating_add(args.qps.into());
     }
-    figures.ns = figures.setup_ns + figures.teardown_ns;
+    figures.ns = figures.setup_ns.saturating_add(figures.teardown_ns);
     Ok(())
 }
 
