@@ -1073,7 +1073,7 @@ impl Rdma {
 
     fn teardown_io_queues(setup: &mut Setup<'_, Self>, remove: bool, cx: &Sleepable) {
         setup.quiesce_io_queues(cx);
-        Self::stop_queues(setup, 1..u16::MAX, cx);
+        Self::stop_queues(setup, setup.io_queues(), cx);
         setup.cancel_tagset(cx);
         if remove {
             setup.remove_io_tag_set(cx);

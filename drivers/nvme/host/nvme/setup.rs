@@ -162,6 +162,11 @@ impl<'a, T: Transport> Setup<'a, T> {
         Ok(())
     }
 
+    /// Returns the numbers of the I/O queues that there is a place for.
+    pub(crate) fn io_queues(&self) -> Range<u16> {
+        1..self.ctrl.slots.len().min(u16::MAX.into()) as u16
+    }
+
     /// Returns whether replies of an I/O queue are polled for (`nvme_rdma_poll_queue`).
     pub(crate) fn is_polled(&self, qid: u16) -> bool {
         let [default, read, _] = &self.ctrl.io_queues;
