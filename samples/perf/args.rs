@@ -42,7 +42,7 @@ use kernel::{
     prelude::*,
     sync::atomic::{
         Acquire,
-        Atomic as AtomicCell,
+        Atomic,
         Release, //
     },
     time::{
@@ -137,7 +137,7 @@ pub(crate) struct Args<'a> {
     pub(crate) timeout: u8,
     pub(crate) addr: SocketAddr,
     /// The file `held`, if everything is to be kept.
-    held: Option<&'a AtomicCell<u32>>,
+    held: Option<&'a Atomic<u32>>,
 }
 
 /// The time for which all objects are kept to be looked at, in milliseconds.
@@ -257,7 +257,7 @@ impl<'a> Args<'a> {
         Err(ETIMEDOUT)
     }
 
-    pub(crate) fn parse(text: &'a str, held: &'a AtomicCell<u32>) -> Result<Self> {
+    pub(crate) fn parse(text: &'a str, held: &'a Atomic<u32>) -> Result<Self> {
         let mut words = Words {
             text,
             len: 0,

@@ -7,7 +7,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            Atomic as AtomicCell,
+            Atomic,
             Relaxed, //
         },
         Arc, //
@@ -35,7 +35,7 @@ pub(crate) fn nanos(from: Instant<Monotonic>, to: Instant<Monotonic>) -> i64 {
 pub(crate) struct Times {
     epoch: Instant<Monotonic>,
     /// Handlers of several slots write to it.
-    ends: KVVec<AtomicCell<i64>>,
+    ends: KVVec<Atomic<i64>>,
 }
 
 impl Times {
@@ -43,7 +43,7 @@ impl Times {
         let count = SAMPLES.min(count as usize);
         let mut ends = KVVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {
-            ends.push_within_capacity(AtomicCell::new(0))?;
+            ends.push_within_capacity(Atomic::new(0))?;
         }
         let epoch = Instant::now();
         Ok(Arc::new(Self { epoch, ends }, GFP_KERNEL)?)
