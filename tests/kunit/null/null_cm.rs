@@ -503,6 +503,40 @@ mod tests {
         wait(|| dev.connections() == [0; 2] && dev.objects() == [0; 4])
     }
 
+    /// A request has them before it is accepted. A wildcard is the address that the peer has used.
+    #[test]
+    fn ends_know_both_addresses() -> Result {
+        let net = Net::new()?;
+        let env = &net.null.env;
+        let (v4, v6) = (net.addr.ip(), IpAddr::V6(LOOPBACK_V6));
+        for (listened, ip) in [
+            (v4, v4),
+            (Ipv4Addr::UNSPECIFIED.into(), v4),
+            (v6, v6),
+            (Ipv6Addr::UNSPECIFIED.into(), v6),
+        ] {
+            let asked = Place::new()?;
+            let tell = asked.clone();
+            let refuse = move |request: cm::Request<'_>, cx: &Sleepable| -> Result {
+                tell.put(request.into_id(cx)?.addrs()?);
+                Err(ECONNREFUSED)
+            };
+            let addr = SocketAddr::new(ip, port());
+            let listener = listen(env, SocketAddr::new(listened, addr.port()), refuse)?;
+            let (id, active) = net.begin_to(addr)?;
+            let (own, peer) = asked.wait()?;
+            check_eq!(own, addr);
+            check!(peer.ip() == ip && peer.port() != 0 && peer.port() != addr.port());
+            check!(active.one()? == no_data());
+            check_eq!(id.addrs()?, (peer, own));
+            listener.destroy(&env.cx)?;
+        }
+        let unresolved = cm::Id::create(&env.client, &env.cx)?;
+        check_err!(unresolved.addrs(), ENOTCONN);
+        drop(unresolved);
+        net.end()
+    }
+
     #[test]
     fn private_data_go_both_ways() -> Result {
         let net = Net::new()?;
