@@ -36,9 +36,18 @@ void rdma_helper_dma_unmap_single(struct ib_device *dev, u64 addr, size_t size,
 }
 EXPORT_SYMBOL_GPL(rdma_helper_dma_unmap_single);
 
+/* Whether the device sees the memory itself, as software does, so that nothing is synchronised. */
+bool rdma_helper_uses_virt_dma(struct ib_device *dev)
+{
+	KUNIT_STATIC_STUB_REDIRECT(rdma_helper_uses_virt_dma, dev);
+	return ib_uses_virt_dma(dev);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_uses_virt_dma);
+
 void rdma_helper_dma_sync_for_cpu(struct ib_device *dev, u64 addr, size_t size,
 				  enum dma_data_direction dir)
 {
+	KUNIT_STATIC_STUB_REDIRECT(rdma_helper_dma_sync_for_cpu, dev, addr, size, dir);
 	ib_dma_sync_single_for_cpu(dev, addr, size, dir);
 }
 EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_for_cpu);
@@ -46,6 +55,7 @@ EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_for_cpu);
 void rdma_helper_dma_sync_for_device(struct ib_device *dev, u64 addr, size_t size,
 				     enum dma_data_direction dir)
 {
+	KUNIT_STATIC_STUB_REDIRECT(rdma_helper_dma_sync_for_device, dev, addr, size, dir);
 	ib_dma_sync_single_for_device(dev, addr, size, dir);
 }
 EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_for_device);

@@ -12,6 +12,7 @@ int rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t siz
 			       enum dma_data_direction dir, u64 *addr);
 void rdma_helper_dma_unmap_single(struct ib_device *dev, u64 addr, size_t size,
 				  enum dma_data_direction dir);
+bool rdma_helper_uses_virt_dma(struct ib_device *dev);
 void rdma_helper_dma_sync_for_cpu(struct ib_device *dev, u64 addr, size_t size,
 				  enum dma_data_direction dir);
 void rdma_helper_dma_sync_for_device(struct ib_device *dev, u64 addr, size_t size,

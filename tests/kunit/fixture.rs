@@ -3,6 +3,7 @@
 //! Common parts of the tests.
 
 mod access;
+mod bounce;
 mod cm_link;
 mod connect;
 mod counter;
@@ -32,6 +33,11 @@ pub(crate) use access::{
     received,
     write,
     write_flushed, //
+};
+pub(crate) use bounce::{
+    bounce,
+    synced_for_cpu,
+    synced_for_device, //
 };
 pub(crate) use cm_link::{
     connect_to_service,

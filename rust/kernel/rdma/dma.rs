@@ -565,10 +565,9 @@ impl Mapped {
             bindings::rdma_helper_dma_map_single(dev, memory.cast(), len, dir, &mut addr)
         })?;
         let (memory, _, _) = bytes.into_raw_parts();
-        // SAFETY: The device is registered while `pd` lives, and the field does not change.
-        let is_virt = cfg!(CONFIG_INFINIBAND_VIRT_DMA) && unsafe { (*dev).dma_device.is_null() };
-        // INVARIANT: The memory was just allocated, initialised and mapped. A device without one
-        // for DMA is a software device.
+        // SAFETY: The device is registered while `pd` lives.
+        let is_virt = unsafe { bindings::rdma_helper_uses_virt_dma(dev) };
+        // INVARIANT: The memory was just allocated, initialised and mapped.
         Ok(Self {
             addr,
             len: len32,

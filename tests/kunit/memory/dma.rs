@@ -4,9 +4,12 @@
 
 use crate::fixture::{
     begin_removal,
+    bounce,
     pattern,
     recv,
     send,
+    synced_for_cpu,
+    synced_for_device,
     wait,
     Env,
     Inbox,
@@ -55,6 +58,11 @@ fn write_lent<D: Direction>(lent: &Lent<D>, offset: usize, bytes: &[u8]) -> Resu
     let written = unsafe { bindings::sg_copy_from_buffer(&mut entry, 1, from, bytes.len()) };
     check_eq!(written, bytes.len());
     Ok(())
+}
+
+/// Returns how many bytes were synchronised for the CPU, and for the device.
+fn synced() -> (u32, u32) {
+    (synced_for_cpu(), synced_for_device())
 }
 
 #[kunit_tests(rdma_dma)]
@@ -291,6 +299,44 @@ mod tests {
         null.a
             .post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))?;
         check!(null.one(&received)?.bytes()?[..] == *b"01list67");
+        Ok(())
+    }
+
+    /// For the CPU before the other subsystem has it, and for the device when it is back.
+    #[test]
+    fn lent_buffer_is_synchronised() -> Result {
+        let null = NullEnv::new()?;
+        bounce();
+        let lent = buf::<Bidirectional>(&null.env, 64)?.lend();
+        check_eq!(synced(), (64, 0));
+        write_lent(&lent, 2, b"list")?;
+        check_eq!(synced(), (64, 0));
+        let buf = lent.into_buf();
+        check_eq!(synced(), (64, 64));
+        // One that is dropped does not come back.
+        drop(buf.lend());
+        check_eq!(synced(), (128, 64));
+        Ok(())
+    }
+
+    #[test]
+    fn buffer_is_synchronised_for_a_view() -> Result {
+        let null = NullEnv::new()?;
+        let mut seen = buf::<ToDevice>(&null.env, 64)?;
+        bounce();
+        // A software device's.
+        drop(seen.cpu());
+        check_eq!(synced(), (0, 0));
+        let mut buf = buf::<ToDevice>(&null.env, 64)?;
+        let view = buf.cpu();
+        check_eq!(synced(), (64, 0));
+        drop(view);
+        check_eq!(synced(), (64, 64));
+        // What is written, and no more.
+        buf.write(8, b"eight")?;
+        check_eq!(synced(), (64, 69));
+        buf.fill(&[b"to", b"be"])?;
+        check_eq!(synced(), (128, 133));
         Ok(())
     }
 

@@ -7,6 +7,8 @@ use crate::fixture::with_fault;
 use crate::{
     check::fail,
     fixture::{
+        bounce,
+        synced_for_device,
         wait,
         Counter,
         NullEnv, //
@@ -141,25 +143,6 @@ impl Test {
         qp.post_rw(transfer, |x| Ok(Rw::prepared(&x.data)))?;
         self.back()
     }
-}
-
-extern "C" {
-    /// Has devices not see what is written to memory after it was mapped, for the case that runs.
-    /// Defined in `bounce.c`.
-    fn rdma_kunit_bounce();
-    /// How many bytes were synchronised for them.
-    #[link_name = "rdma_kunit_synced"]
-    static mut SYNCED: u32;
-}
-
-fn bounce() {
-    // SAFETY: This is the thread of a case.
-    unsafe { rdma_kunit_bounce() };
-}
-
-fn synced() -> u32 {
-    // SAFETY: The thread of the case, which calls this, is the only one that writes it.
-    unsafe { (&raw const SYNCED).read() }
 }
 
 #[kunit_tests(rdma_null_rw_fill)]
@@ -306,28 +289,28 @@ mod tests {
         let Err(e) = other.post_rw(transfer, |x| Ok(Rw::prepared(&x.data))) else {
             return Err(fail("it was posted"));
         };
-        check_eq!((e.error(), synced()), (EINVAL, 0));
+        check_eq!((e.error(), synced_for_device()), (EINVAL, 0));
         transfer = test.run(&qp, e.owner.ok_or(EINVAL)?)?;
-        check_eq!(synced(), LEN);
+        check_eq!(synced_for_device(), LEN);
         // A part, which only that is synchronised of.
         qp.prepare_rw(Rw::write(&transfer.data, 3..8, NOWHERE, cx))?;
         transfer = test.run(&qp, transfer)?;
-        check_eq!(synced(), LEN + 5);
+        check_eq!(synced_for_device(), LEN + 5);
         // What is mapped as it is posted has been written before.
         qp.post_rw(transfer, |x| Ok(Rw::write(&x.data, .., NOWHERE, cx)))?;
         transfer = test.back()?;
-        check_eq!(synced(), LEN + 5);
+        check_eq!(synced_for_device(), LEN + 5);
         // One that is taken back.
         transfer.prepare(&qp, cx)?;
         check!(transfer.data.take().is_some());
-        check_eq!((synced(), test.times.get()), (LEN + 5, 3));
+        check_eq!((synced_for_device(), test.times.get()), (LEN + 5, 3));
         // And one at the end of its QP.
         transfer.data.fill(test.list(9)?)?;
         transfer.prepare(&other, cx)?;
         other.destroy(cx)?;
         transfer.prepare(&qp, cx)?;
         transfer = test.run(&qp, transfer)?;
-        check_eq!((synced(), transfer.data.len()), (LEN + 14, 9));
+        check_eq!((synced_for_device(), transfer.data.len()), (LEN + 14, 9));
         Ok(())
     }
 
@@ -347,7 +330,7 @@ mod tests {
         qp.prepare_rw(Rw::read(&plain.data, .., NOWHERE, cx))?;
         qp.post_rw(plain, |x| Ok(Rw::prepared(&x.data)))?;
         wait(|| back.lock().take().is_some())?;
-        check_eq!(synced(), 0);
+        check_eq!(synced_for_device(), 0);
         Ok(())
     }
 
