@@ -18,6 +18,8 @@ pub use shim::sync;
 
 #[path = "../../rust/kernel/rdma/sync.rs"]
 mod counters;
+#[path = "../../rust/kernel/rdma/deferred/batch.rs"]
+mod batch_state;
 #[path = "../../rust/kernel/rdma/posted/state.rs"]
 mod requests_state;
 #[path = "../../rust/kernel/rdma/session/room/state.rs"]
@@ -38,6 +40,8 @@ mod cqe {
     }
 }
 
+#[cfg(test)]
+mod batch;
 #[cfg(test)]
 mod completion;
 #[cfg(test)]

@@ -14,14 +14,26 @@
 //! has one for what is on no device. That of the core module is for the messages of the connection
 //! managers, for connections that are given up, and for MAD agents whose device goes.
 //!
+//! A connection may have hundreds of MRs, whose end waits for nothing. Those of a device that are
+//! dropped before the work item of the first of them runs are a batch, which that destroys.
+//!
 //! Value, count, work item and place in the list of objects are one allocation.
+
+mod batch;
 
 use crate::{
     objects::Object,
     prelude::internal::*,
     published::Published, //
 };
-use core::convert::Infallible;
+use batch::{
+    Linked,
+    Next, //
+};
+use core::{
+    convert::Infallible,
+    mem::forget, //
+};
 use kernel::{
     sync,
     workqueue, //
@@ -88,8 +100,17 @@ impl Queue {
     }
 }
 
+/// Values that were dropped, and that the work item of the first of them tears down.
+pub(crate) struct Batch<T: Teardown>(batch::Batch<Item<T>>);
+
+impl<T: Teardown> Batch<T> {
+    pub(crate) fn new() -> Self {
+        Self(batch::Batch::new())
+    }
+}
+
 /// A value whose destruction sleeps.
-pub(crate) trait Teardown: Send + Sync + 'static {
+pub(crate) trait Teardown: Sized + Send + Sync + 'static {
     /// Returns the part by which the value is listed, if it is.
     fn object(&self) -> Option<&Object>;
 
@@ -97,6 +118,13 @@ pub(crate) trait Teardown: Send + Sync + 'static {
     /// or a client may return the workqueue of that.
     fn queue(&self) -> &workqueue::Queue {
         self.object().map_or_else(|| Queue::get(), Object::queue)
+    }
+
+    /// Returns the batch that the value is torn down with, if there may be hundreds of them, whose
+    /// end waits for nothing: that of what the value has a reference to. Once the value is dropped
+    /// this is the same each time.
+    fn batch(&self) -> Option<&Batch<Self>> {
+        None
     }
 
     /// Waits until the value is out of use, as long as the [`Waiter`] may. If this fails, it is
@@ -162,6 +190,7 @@ impl<T: Teardown> Reserved<T> {
         let item = self.0.pin_init_with(pin_init!(Item {
             value <- value,
             work <- kernel::new_work!("rdma::Deferred"),
+            next: Next::new(),
         }? E))?;
         if let Some(object) = item.value.object() {
             // SAFETY: The object is in the item, or in a pinned `Arc` of the item, and neither
@@ -185,6 +214,7 @@ struct Item<T: Teardown> {
     value: T,
     #[pin]
     work: workqueue::Work<Item<T>>,
+    next: Next<Item<T>>,
 }
 
 /// The offset of a value that is aligned to eight in the memory of an `Arc`, as that of an item is:
@@ -193,6 +223,12 @@ pub(crate) const VALUE_AT: usize = 8;
 
 kernel::impl_has_work! {
     impl{T: Teardown} HasWork<Self> for Item<T> { self.work }
+}
+
+impl<T: Teardown> Linked for Item<T> {
+    fn next(&self) -> &Next<Self> {
+        &self.next
+    }
 }
 
 impl<T: Teardown> Item<T> {
@@ -204,9 +240,18 @@ impl<T: Teardown> Item<T> {
         // has begun; what `queue_work()` does then, it does in an RCU read-side section, and
         // `destroy_workqueue()` frees the workqueue after a grace period.
         let queue = unsafe { &*queue };
+        let item = Arc::from(item);
+        if let Some(Batch(batch)) = item.value.batch() {
+            // SAFETY: The item is valid, and nobody else refers to it, so it is in no batch. It is
+            // not used after this unless it is the first: its own work item, which is queued below,
+            // takes the batch, and no other does.
+            if !unsafe { batch.add(Arc::as_ptr(&item).cast_mut()) } {
+                return forget(item);
+            }
+        }
         // It is not queued: a queued item has a reference. So this does not fail, and no code is
         // made that would drop a value here, before its teardown.
-        let _ = queue.enqueue(Arc::from(item)).map_err(core::mem::forget);
+        let _ = queue.enqueue(item).map_err(forget);
     }
 
     fn finish(item: Pin<sync::UniqueArc<Self>>, waiter: Waiter, cx: &Sleepable) -> Result {
@@ -216,7 +261,7 @@ impl<T: Teardown> Item<T> {
         }
         let torn_down = item.value.teardown(cx);
         if torn_down.is_err() {
-            core::mem::forget(item);
+            forget(item);
         }
         torn_down
     }
@@ -228,10 +273,18 @@ impl<T: Teardown> workqueue::WorkItem for Item<T> {
     fn run(this: Arc<Self>) {
         // SAFETY: Work items run in process context.
         let cx = unsafe { Sleepable::assume() };
-        // It is queued with the last reference.
-        if let Some(item) = Arc::into_unique_or_drop(this) {
-            // A failure was reported, or the item is queued again.
-            let _ = Self::finish(item, Waiter::WorkItem, &cx);
+        let own = Arc::as_ptr(&this);
+        let batch = this.value.batch().map(|Batch(batch)| batch.take());
+        // This one is the last of its batch: it was the first that was added, and queued.
+        let others = batch.into_iter().flatten().filter(|it| !ptr::eq(*it, own));
+        // SAFETY: `enqueue` has given the references of the others up to the batch.
+        let others = others.map(|it| unsafe { Arc::from_raw(it) });
+        for item in Iterator::chain(others, [this]) {
+            // It was given up with the last reference.
+            if let Some(item) = Arc::into_unique_or_drop(item) {
+                // A failure was reported, or the item is queued again.
+                let _ = Self::finish(item, Waiter::WorkItem, &cx);
+            }
         }
     }
 }
@@ -271,7 +324,7 @@ impl<T: Teardown> Clone for Deferred<T> {
         // reference that is borrowed here.
         let item = unsafe { sync::ArcBorrow::from_raw(self.0.as_ptr()) };
         // INVARIANT: The address is the same, and the clone owns the new reference.
-        core::mem::forget(Arc::from(item));
+        forget(Arc::from(item));
         Self(self.0)
     }
 }

@@ -7,6 +7,7 @@
 use crate::{
     client,
     deferred,
+    mr,
     objects,
     prelude::internal::*,
     refs,
@@ -62,6 +63,8 @@ pub(crate) struct Inner {
     /// Tears down what is made on the device. Dropped after the refs were killed, and waits for the
     /// end of its work items.
     queue: deferred::Workqueue,
+    /// The MRs that were dropped.
+    pub(crate) mrs: deferred::Batch<mr::FastRegMr>,
 }
 
 /// `ib_event_handler.handler`.
@@ -108,6 +111,7 @@ impl Inner {
             secs: atomic::Atomic::new(0),
             flushes,
             queue: deferred::Workqueue::new(c"rdma_rs")?,
+            mrs: deferred::Batch::new(),
         });
         KBox::pin_init(init, GFP_KERNEL)
     }

@@ -273,6 +273,12 @@ impl deferred::Teardown for FastRegMr {
         Some(&self.object)
     }
 
+    fn batch(&self) -> Option<&deferred::Batch<Self>> {
+        // With the MR goes the memory that it keeps, by code of the ULP, which may wait.
+        let is_alone = self.kept.as_ref().is_some();
+        (!is_alone).then(|| &self.pd.device().inner().mrs)
+    }
+
     fn teardown(&self, _cx: &Sleepable) -> Result {
         // SAFETY: By the type invariant `raw` is an MR of `pd`. It is owned by `self`, which is
         // dropped, so no request uses it. After this no peer can reach the memory.

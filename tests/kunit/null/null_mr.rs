@@ -41,6 +41,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn all_that_are_dropped_at_once_are_deregistered() -> Result {
+        let null = Null::<Softirq>::new()?;
+        let before = null.dev.objects()[3];
+        for _ in 0..3 {
+            let mut mrs = KVec::new();
+            for _ in 0..200 {
+                mrs.push(Mr::alloc(&null.env.pd, 1, &null.env.cx)?, GFP_KERNEL)?;
+            }
+            drop(mrs);
+        }
+        wait(|| null.dev.objects()[3] == before)
+    }
+
+    #[test]
     fn stays_with_its_memory_if_it_cannot_be_deregistered() -> Result {
         let null = Null::<Softirq>::new()?;
         let mr = Mr::alloc(&null.env.pd, 1, &null.env.cx)?;
