@@ -63,6 +63,7 @@ use crate::{
     },
     deferred,
     device::Device,
+    identity,
     objects,
     posted::{
         place,
@@ -256,15 +257,17 @@ impl Builder {
         }
     }
 
-    /// Adds the next request, of this QP.
-    fn add(&mut self, qp: &AnyQp) -> Result {
-        let (id, dev) = (qp.target.qp_id, qp.inner.pd.device());
-        if self.device.get_or_insert_with(|| dev.clone()) != dev {
-            return Err(EINVAL);
-        }
+    /// Adds the next request, of this QP, whose type has its code at this address.
+    fn add(&mut self, qp: &AnyQp, code: usize) -> Result {
+        let id = qp.target.qp_id;
         match self.parts.last_mut() {
             Some((last, _, range)) if *last == id => range.end += 1,
             last => {
+                qp.inner.context.head.module.check(code)?;
+                let dev = qp.inner.pd.device();
+                if self.device.get_or_insert_with(|| dev.clone()) != dev {
+                    return Err(EINVAL);
+                }
                 let first = last.map_or(0, |(_, _, range)| range.end);
                 let list = qp.inner.context.requests()?;
                 self.parts.push((id, list, first..first + 1), GFP_KERNEL)?;
@@ -418,8 +421,7 @@ impl<T: Send + 'static> Requests<T> {
         for index in 0..count {
             let (qp, value) = init(index)?;
             let qp = qp.any().0;
-            qp.inner.context.head.module.check_type::<T>()?;
-            builder.add(qp)?;
+            builder.add(qp, identity::address_of::<T>())?;
             let entry = entries.spare_capacity_mut().first_mut().ok_or(ENOMEM)?;
             let entry = entry.as_mut_ptr();
             // SAFETY: The entry is spare capacity, so it is valid for writes, and nothing has its
