@@ -165,6 +165,8 @@ struct Pieces {
     piece: Arc<Mapped>,
     dir: bindings::dma_data_direction,
     len: usize,
+    /// The distance of two buffers.
+    stride: usize,
     left: usize,
     used: usize,
 }
@@ -177,11 +179,13 @@ impl Pieces {
     const MOST: usize = PAGE_SIZE << 3;
 
     fn new(pd: &Pd, count: usize, len: usize, dir: bindings::dma_data_direction) -> Result<Self> {
+        let stride = Self::stride(len)?;
         // INVARIANT: No byte of the piece is part of a buffer.
         Ok(Self {
-            piece: Self::alloc(pd, count, len, dir)?,
+            piece: Self::alloc(pd, count, len, stride, dir)?,
             dir,
             len,
+            stride,
             left: count,
             used: 0,
         })
@@ -199,9 +203,9 @@ impl Pieces {
         pd: &Pd,
         count: usize,
         len: usize,
+        stride: usize,
         dir: bindings::dma_data_direction,
     ) -> Result<Arc<Mapped>> {
-        let stride = Self::stride(len)?;
         let most = Self::MOST.checked_div(stride).ok_or(EINVAL)?.max(1);
         let len = match count.min(most) {
             0 | 1 => len,
@@ -214,12 +218,13 @@ impl Pieces {
         let left = self.left.checked_sub(1).ok_or(ENOSPC)?;
         if self.piece.len().saturating_sub(self.used) < self.len {
             // INVARIANT: No byte of the new piece is part of a buffer.
-            self.piece = Self::alloc(&self.piece.pd, self.left, self.len, self.dir)?;
+            let (len, stride) = (self.len, self.stride);
+            self.piece = Self::alloc(&self.piece.pd, self.left, len, stride, self.dir)?;
             self.used = 0;
         }
         let mapped = Mapped::part(&self.piece, self.used, self.len)?;
         // INVARIANT: These bytes are part of the buffer.
-        self.used = self.used.saturating_add(Self::stride(self.len)?);
+        self.used = self.used.saturating_add(self.stride);
         self.left = left;
         Ok(mapped)
     }
