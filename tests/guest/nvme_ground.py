@@ -10,7 +10,7 @@ import nvme
 from nvme import Controller, Null, Target
 
 CASES = {}
-LOST_QP = "without a route, rxe of {} ends its QP 1 for good (patches/rdma_rxe/0007)"
+LOST_QP = "rxe of {} ends its QP 1 for good then (patches/rdma_rxe/0007 and 0012)"
 # What a link or a case needs, and the kernels that have it not, with the reason.
 MISSING = {"siw": {"stock": "Debian's kernel has no siw"},
            "checkers": {"stock": "Debian's kernel has no faults and no files of nvmet in debugfs",

@@ -256,17 +256,27 @@ def has_uuid(host, nsid, backing):
     return False
 
 
-@case("the interface goes down and up again under load, twice", links=("rxe",), patched=True)
+@contextmanager
+def dummy_down():
+    """Takes the dummy interface down while this is open."""
+    sh("ip", "link", "set", "rdma0", "down")
+    try:
+        yield
+    finally:
+        sh("ip", "link", "set", "rdma0", "up")
+        # IPv6 addresses go with the interface.
+        sh("ip", "addr", "add", f"{ADDR6}/64", "dev", "rdma0", "nodad")
+
+
+# That of the target on a wire: packets of the host have a route and its MAC address, and are dropped.
+@case("the interface goes down and up again under load, twice", patched=True)
 def interface_down(ground):
+    if ground.link == "wire":
+        wire.introduce()
     with loaded(ground) as (_, host, __):
         for _ in range(2):
-            sh("ip", "link", "set", "rdma0", "down")
-            try:
+            with wire.far_down() if ground.link == "wire" else dummy_down():
                 host.settle("connecting")
-            finally:
-                sh("ip", "link", "set", "rdma0", "up")
-                # IPv6 addresses go with the interface.
-                sh("ip", "addr", "add", f"{ADDR6}/64", "dev", "rdma0", "nodad")
             host.settle()
             ground.figures["reconnects"] += 1
             flowing(host)

@@ -78,6 +78,18 @@ def down():
     sh("ip", "netns", "del", "far")
 
 
+@contextmanager
+def far_down():
+    """Takes the interface of the far end down while this is open, where both are in one namespace."""
+    sh("ip", "link", "set", "wire1", "down")
+    try:
+        yield
+    finally:
+        sh("ip", "link", "set", "wire1", "up")
+        # Routes go with the interface.
+        reach(NEAR, FAR, "wire1")
+
+
 def counted(interface, where):
     said = sh(*where, "tc", "-s", "-j", "qdisc", "show", "dev", interface).stdout
     netem = json.loads(said)[0]
