@@ -4,8 +4,8 @@
 import errno
 import json
 import time
-from contextlib import contextmanager
 
+from bond import INTERFACES, bond, listener, take_over
 from case import BUILD, FLAVOUR, SECONDS, STOCK, case, sh
 from demo import PAIRINGS, run
 from rping import CONTEXTS, Instance, finish, peer, ports, wait_listening
@@ -57,40 +57,13 @@ def link_local():
         assert client.stats()["pings"] == 3, client.stats()
 
 
-@contextmanager
-def bond(addr):
-    """Has the link rxe1 on a bond of bond_a, which is active, and bond_b, each with an address of its own."""
-    sh("modprobe", "bonding", "max_bonds=0")
-    sh("ip", "link", "add", "bond1", "type", "bond", "mode", "active-backup", "fail_over_mac", "active")
-    try:
-        for name in "bond_a", "bond_b":
-            sh("ip", "link", "add", name, "type", "dummy")
-            sh("ip", "link", "set", name, "master", "bond1")
-        sh("ip", "addr", "add", f"{addr}/24", "dev", "bond1")
-        sh("ip", "link", "set", "bond1", "up")
-        sh("ip", "link", "set", "bond1", "type", "bond", "active_slave", "bond_a")
-        sh("rdma", "link", "add", "rxe1", "type", "rxe", "netdev", "bond1")
-        yield
-        sh("rdma", "link", "delete", "rxe1")
-    finally:
-        for name in "bond1", "bond_a", "bond_b":
-            sh("ip", "link", "delete", name)
-        sh("rmmod", "bonding")
-
-
-def listener(port):
-    """The number of the id that listens there, or None."""
-    shown = json.loads(sh("rdma", "-j", "resource", "show", "cm_id", "state", "listen").stdout)
-    return next((it["cm-idn"] for it in shown if it["src-addr"].endswith(f":{port}")), None)
-
-
 if STOCK:
     @case("rping: listens again when another interface of a bond takes over")
     def failover(addr="203.0.113.9"):
         with bond(addr), listening(addr=addr) as (server, port):
             serve_one(server, port, addr=addr)
             first = listener(port)
-            sh("ip", "link", "set", "bond1", "type", "bond", "active_slave", "bond_b")
+            take_over(INTERFACES[1])
             end = time.monotonic() + SECONDS / 4
             while listener(port) in (first, None):
                 assert time.monotonic() < end, f"the listener is {listener(port)}, as {first}: {server.read('reason')}"
