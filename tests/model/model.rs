@@ -16,10 +16,10 @@ mod shim;
 use loom::sync::atomic;
 pub use shim::sync;
 
-#[path = "../../rust/kernel/rdma/sync.rs"]
-mod counters;
 #[path = "../../rust/kernel/rdma/deferred/batch.rs"]
 mod batch_state;
+#[path = "../../rust/kernel/rdma/sync.rs"]
+mod counters;
 #[path = "../../rust/kernel/rdma/posted/state.rs"]
 mod requests_state;
 #[path = "../../rust/kernel/rdma/session/room/state.rs"]
