@@ -64,9 +64,14 @@ impl Control {
 /// Runs what is written.
 fn run(control: &Control, reader: &mut UserSliceReader) -> Result {
     let mut line = [0; LINE];
-    let line = line.get_mut(..reader.len()).ok_or(EINVAL)?;
+    let Some(line) = line.get_mut(..reader.len()) else {
+        pr_err!("a run is asked for by a line of at most {LINE} bytes\n");
+        return Err(EINVAL);
+    };
     reader.read_slice(line)?;
-    let line = core::str::from_utf8(line).map_err(|_| EINVAL)?;
+    let line = core::str::from_utf8(line)
+        .inspect_err(|_| pr_err!("a run is asked for by text in UTF-8\n"))
+        .map_err(|_| EINVAL)?;
     let line = line.strip_suffix('\n').unwrap_or(line);
     let Some(_running) = control.running.try_lock() else {
         pr_err!("there is a run already\n");
