@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nvme
 import wire
+from bond import INTERFACES, bond, listener, take_over
 from case import BUILD, FLAVOUR, STOCK, sh
 from nvme import Load, Null, until
 from nvme_ground import case, read_at, write_at
@@ -134,6 +135,24 @@ def fatal(ground):
             nvme.write(state, "fatal")
             until(lambda old=state.parent: not old.exists(), "the target still has the controller")
             host.settle()
+            ground.figures["reconnects"] += 1
+            flowing(host)
+
+
+@case("another interface of a bond takes over under load, twice: the port listens anew", links=("rxe",), bonds=True)
+def failover(ground):
+    """The connection manager tells the listener and both ends of the connections that the address is that of another
+    hardware (ADDR_CHANGE)."""
+    ground.addr = "203.0.113.9"
+    with bond(ground.addr), loaded(ground) as (target, host, _):
+        def attempts():
+            return sh("dmesg").stdout.count(f"{host.name}: Successfully reconnected")
+
+        for interface in reversed(INTERFACES):
+            before = listener(target.trsvcid), attempts()
+            take_over(interface)
+            until(lambda old=before[0]: listener(target.trsvcid) not in (old, None), "the port listens as before")
+            until(lambda old=before[1]: attempts() > old, "the host has not connected again")
             ground.figures["reconnects"] += 1
             flowing(host)
 
