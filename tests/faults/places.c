@@ -27,6 +27,7 @@
 #define DEPTH 64
 #define TABLE_BITS 16
 #define TEXT_LEN 400
+#define MODULES_LEN 100
 
 /* Parts of the names of the functions by which checkers allocate. */
 static const char *const checkers[] = {
@@ -145,21 +146,31 @@ static u64 place_of(int count)
 	return place ?: hashes[0];
 }
 
-/* Writes the names of the innermost functions. */
+/* Writes the names of the innermost functions, and of the modules that any of them is in. */
 static void describe(int count, char *text)
 {
+	const char *module;
+	int i, first = 0;
 	size_t len = 0;
-	int i;
 
 	for (i = 0; i < count; i++) {
 		sprint_symbol_no_offset(name, frames[i]);
-		if (strstarts(name, "should_fail"))
+		if (strstarts(name, "should_fail")) {
 			len = 0;
-		else
-			len += scnprintf(text + len, TEXT_LEN - len, "%s%s", len ? " < " : "",
-					 name);
+			first = i + 1;
+			continue;
+		}
+		len += scnprintf(text + len, TEXT_LEN - len, "%s%s", len ? " < " : "", name);
 		if (len == TEXT_LEN - 1)
 			break;
+	}
+	text += len;
+	len = scnprintf(text, MODULES_LEN, ", of");
+	for (i = first; i < count; i++) {
+		sprint_symbol_no_offset(name, frames[i]);
+		module = strchr(name, '[');
+		if (module && !strstr(text, module))
+			len += scnprintf(text + len, MODULES_LEN - len, " %s", module);
 	}
 }
 
@@ -216,7 +227,7 @@ static bool is_for_principal(void)
 static bool may_fail(struct fault_attr *attr)
 {
 	bool here = current->fail_nth == HERE, elsewhere, may = true;
-	char text[TEXT_LEN];
+	char text[TEXT_LEN + MODULES_LEN];
 	unsigned long flags;
 	u64 failing = 0;
 
