@@ -4,11 +4,14 @@ the user, then in threads of the kernel; and with seeds, some in any thread. The
 and has to succeed."""
 
 import os
+import re
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import faults
+import faulty
 import nvme
+from case import BUILD, FLAVOUR, sh
 from nvme import Ram
 from nvme_ground import case, read_at, write_at
 
@@ -20,6 +23,8 @@ FEW = {"nr_io_queues": 1, "queue_size": 16, "reconnect_delay": 1, "ctrl_loss_tmo
 # Of the places in it, those are alike that are reached by another file: nvme-core makes dozens for each disk.
 SHARED = "debugfs_create_file"
 TIMEOUTS = Path("/sys/module/nvme_core/parameters")
+# A place that has failed, and the modules that its functions are in, as tests/faults says it.
+PLACE = re.compile(r"rdma-rs fault: place (\w+): .*, of(.*)")
 
 
 @contextmanager
@@ -56,6 +61,17 @@ def each_place(ground, action, mended, again=None, every=8):
             ground.figures["faults"] = ground.figures.get("faults", 0) + fired
             if again and (not fired or ground.figures["faults"] % every == 0):
                 again()
+    count_places(ground)
+
+
+def count_places(ground):
+    """Counts the places that have failed in this case by whose functions have led to them: an end's, else the crate's,
+    else the kernel's alone."""
+    ends = {"host": nvme.HOSTS[ground.host], "target": nvme.TARGETS[ground.end], "crate": "rdma_rs"}
+    counts = dict.fromkeys((*ends, "kernel"), 0)
+    for modules in dict(PLACE.findall(sh("dmesg").stdout.rpartition("rdma-rs test: ")[2])).values():
+        counts[next((end for end, name in ends.items() if f"[{name.replace('-', '_')}]" in modules), "kernel")] += 1
+    ground.figures["places"] = counts
 
 
 def delete(host):
@@ -110,6 +126,50 @@ def disconnect(ground):
         each_place(ground, lambda: delete(host), mended)
         ground.verify(host.disk(), ram, iodepth=16, size="256k")
         host.disconnect()
+
+
+@case("allocations fail: a port is enabled and disabled", links=("rxe",), checkers=True, seconds=LONGEST)
+def port(ground):
+    ram = Ram()
+    with ram, ground.target(ram) as target, prepared():
+        def listened():
+            target.enable()
+            target.disable()
+
+        def again():
+            target.enable()
+            with ground.controller(target, **FEW) as host:
+                ground.verify(host.disk(), ram, iodepth=16, size="256k")
+            target.disable()
+
+        target.disable()
+        each_place(ground, listened, target.disable, again)
+        again()
+
+
+for of in "host", "target":
+    @case(f"allocations fail: the {of}'s module is loaded and unloaded", of, links=("rxe",), checkers=True,
+          seconds=LONGEST)
+    def module(ground, end):
+        name = nvme.HOSTS[ground.host] if end == "host" else nvme.TARGETS[ground.end]
+        built = BUILD / FLAVOUR / f"{name}.ko"
+        file = built if built.exists() else Path(sh("modinfo", "-n", name).stdout.strip())
+
+        def removed():
+            faulty.unload(name.replace("-", "_"))
+
+        def loaded():
+            with open(file, "rb") as opened:
+                faulty.syscall(faulty.FINIT_MODULE, opened.fileno(), b"", 0)
+            removed()
+
+        ram = Ram()
+        with ram, prepared():
+            removed()
+            each_place(ground, loaded, removed)
+            nvme.insert(name)
+            with ground.target(ram) as target, ground.controller(target, **FEW) as host:
+                ground.verify(host.disk(), ram, iodepth=16, size="256k")
 
 
 # Data with a command, in one piece, and in more pieces than a command has entries of its own.
