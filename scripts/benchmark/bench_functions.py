@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The functions that an I/O over NVMe runs through: from counts of instructions by their addresses (functions.c) to
-what each module and each of its functions takes, by two pairs of ends."""
+"""The functions that an I/O over NVMe, or an operation of 9P, runs through: from counts of instructions by their
+addresses (functions.c) to what each module and each of its functions takes, by two pairs of ends, or two transports."""
 
 import re
 import subprocess
@@ -9,6 +9,8 @@ from collections import Counter, defaultdict
 
 TITLE = ("NVMe over RDMA: instructions an I/O by host and target {} (a) and {} (b), by modules and functions, on rxe over"
          " one network device")
+NINEP_TITLE = ("9P over RDMA: instructions an operation by {} (a) and {} (b), by modules and functions, on rxe over one"
+               " network device")
 HEAD = ("load", "size", "depth", "module", "a", "b", "b - a")
 FUNCTIONS_HEAD = ("load", "size", "module", "function", "a", "b")
 KEYS = ("load", "size", "depth")
@@ -16,6 +18,8 @@ KEYS = ("load", "size", "depth")
 KERNEL = 1 << 63
 # What the tables do not name: less of a module, less of a function, in instructions an I/O.
 LEAST, LEAST_FUNCTION = 10, 4.5
+# So many instructions an operation of 9P are named of a function that both transports run.
+NINEP_DIFFERENCE = 100
 
 
 def readable(names):
@@ -90,11 +94,11 @@ def cells(found):
         yield [load[0], str(load[1]), str(load[2]), "all", f"{first:,.0f}", f"{second:,.0f}", f"{second - first:+,.0f}"]
 
 
-def function_cells(found):
-    """The lines of the table of functions: those of the modules that one pair alone has, and what else differs."""
+def function_cells(found, difference=float("inf")):
+    """The lines of the table of functions: those of the modules that one pair alone has, and what differs by so much."""
     for load, functions in found.items():
         of = modules(functions)
         for (name, module), (first, second) in sorted(functions.items(), key=lambda row: -max(row[1])):
             is_own = min(of[module]) == 0
-            if max(first, second) >= LEAST_FUNCTION and is_own:
+            if (max(first, second) >= LEAST_FUNCTION and is_own) or abs(second - first) >= difference:
                 yield [load[0], str(load[1]), module, name, f"{first:,.0f}", f"{second:,.0f}"]

@@ -4,7 +4,7 @@
  * A plugin of QEMU: counts how often each instruction is executed, of the kernel's and all others.
  *
  * The guest marks where a count ends and the next one begins by a call of MARK
- * (tests/guest/nvme_bench.py). Each goes to a file FOLDER/counts-N, a line an instruction: its
+ * (tests/guest/marks.py). Each goes to a file FOLDER/counts-N, a line an instruction: its
  * address, and the number.
  *
  * Debian has no package with qemu-plugin.h, so what is used of it is declared here.

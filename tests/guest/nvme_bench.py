@@ -21,9 +21,7 @@ With --ios N jobs have so many I/Os, and with --turns N each pair has so many tu
 count too coarsely to tell anything else."""
 
 import argparse
-import ctypes
 import json
-import mmap
 import os
 import re
 import sys
@@ -33,6 +31,7 @@ from pathlib import Path
 
 import nvme
 from case import sh
+from marks import mark
 
 IOS = 10_000
 TURNS = 2                   # Of each pair.
@@ -194,15 +193,6 @@ def modes():
                     job(path, "read", 4096, depth, ios, **more)
                 print(f"{scheduler}, depth {depth}, {batch} a call: {alone['ns'] / alone['ops']:,.0f} ns an I/O; "
                       + ", ".join(f"{hits:.2f} {name}" for name, hits in per_io(counts, ios).items()), flush=True)
-
-
-def mark():
-    """Ends what the plugin of QEMU counts, and begins the next count: mov $MARK, %eax; ret."""
-    with mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as code:
-        code.write(b"\xb8rdma\xc3")
-        at = ctypes.c_char.from_buffer(code)
-        ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(at))()
-        del at
 
 
 def functions(folder, phase, pairs):
