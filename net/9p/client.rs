@@ -64,7 +64,7 @@ use zerocopy::byteorder::little_endian::{
 };
 
 /// The length of a [`Header`].
-pub(crate) const HEADER: usize = bindings::P9_HDRSZ as usize;
+const HEADER: usize = bindings::P9_HDRSZ as usize;
 
 /// A message's header: `size[4] type[1] tag[2]`.
 #[derive(Clone, Copy, FromBytes, zerocopy_derive::Immutable)]
@@ -324,8 +324,22 @@ impl Message {
         u32::from(self.kind()) == bindings::p9_msg_t_P9_TFLUSH
     }
 
-    /// Copies the first bytes, as many as there are, and returns their number.
-    pub(crate) fn copy(&self, to: &mut [u8]) -> usize {
+    /// Copies the first bytes, as many as there are, and returns their number. The copy has another
+    /// tag, and where it flushes a request, the name of that.
+    pub(crate) fn copy(&self, to: &mut [u8], tag: u16, flushes: Option<&Flushed>) -> usize {
+        let len = self.read(to);
+        // size[4] type[1] tag[2] oldtag[2], the last one if it is a flush.
+        if let [_, _, _, _, _, low, high, old_low, old_high, ..] = to {
+            [*low, *high] = tag.to_le_bytes();
+            if let Some(flushed) = flushes {
+                [*old_low, *old_high] = flushed.name().to_le_bytes();
+            }
+        }
+        len
+    }
+
+    /// Reads the first bytes, as many as there are, and returns their number.
+    fn read(&self, to: &mut [u8]) -> usize {
         let len = self.len.min(to.len());
         // SAFETY: By the type invariant there are so many bytes, which are only read; and in `to`.
         unsafe { ptr::copy_nonoverlapping((*self.half.tc()).sdata, to.as_mut_ptr(), len) };
@@ -336,7 +350,7 @@ impl Message {
     /// while the thread that they have interrupted allocates or frees the request.
     pub(crate) fn flushes(&self, _cx: &Sleepable) -> Option<Flushed> {
         let mut bytes = [0; HEADER + 2];
-        if !self.is_flush() || self.copy(&mut bytes) < bytes.len() {
+        if !self.is_flush() || self.read(&mut bytes) < bytes.len() {
             return None;
         }
         let [.., low, high] = bytes;
@@ -446,7 +460,7 @@ impl Reply {
     }
 
     /// Returns whether a reply of this type answers the request.
-    pub(crate) fn is_answered_by(&self, kind: u8) -> bool {
+    fn is_answered_by(&self, kind: u8) -> bool {
         let errors = [
             bindings::p9_msg_t_P9_RERROR,
             bindings::p9_msg_t_P9_RLERROR, //
@@ -454,9 +468,13 @@ impl Reply {
         kind == self.0.kind().wrapping_add(1) || errors.contains(&kind.into())
     }
 
-    /// Copies a reply to the buffer. It gets the tag that the client knows the request by. Fails
-    /// with `EMSGSIZE` if there is no room for it, and `EPROTO` if it has no header.
-    pub(crate) fn fill(&mut self, bytes: &[u8]) -> Result {
+    /// Copies a reply of a type to the buffer. It gets the tag that the client knows the request
+    /// by. Fails with `EMSGSIZE` if there is no room for it, and with `EPROTO` if it has no header
+    /// or does not answer the request.
+    pub(crate) fn fill(&mut self, kind: u8, bytes: &[u8]) -> Result {
+        if !self.is_answered_by(kind) {
+            return Err(EPROTO);
+        }
         let rc = self.0.rc();
         // SAFETY: By the type invariant the buffer is this one's, which has `capacity` bytes. The
         // header's end is in it.

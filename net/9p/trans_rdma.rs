@@ -31,8 +31,7 @@ use crate::client::{
     Reply,
     Rest,
     Session,
-    Transport,
-    HEADER, //
+    Transport, //
 };
 use kernel::{
     impl_has_work,
@@ -328,11 +327,10 @@ impl Conn {
         }
         self.tags.close(EIO);
         self.flush.close(EIO);
-        if !self.connected.load(Relaxed) {
-            return;
+        if self.connected.load(Relaxed) {
+            // It is queued once.
+            let _ = self.client.enqueue(Arc::from(self));
         }
-        // It is queued once.
-        let _ = self.client.enqueue(Arc::from(self));
     }
 
     /// Ends the connection and all requests; those of a device that completes nothing end when the
@@ -342,8 +340,7 @@ impl Conn {
         self.lost.store(true, Relaxed);
         self.mount.session.disconnected(cx);
         // What is on the device goes now, and not when the user unmounts.
-        let gone = self.mount.conn.lock().take();
-        drop(gone);
+        let _gone = self.mount.conn.lock().take();
         self.id.release_handler(cx);
         // If there is no connection, the drain flushes the requests.
         let _ = self.id.disconnect(cx);
@@ -370,18 +367,15 @@ impl Conn {
         let mut id = tag.id();
         id.index |= first;
         let mut head = [0; HEAD];
-        let len = message.copy(&mut head);
+        let mut name = tag_of(id);
         if message.kind() == bindings::p9_msg_t_P9_TVERSION as u8 {
             self.untagged.store(id.to_u32(), Relaxed);
-        } else if let Some(at) = head.get_mut(HEADER - 2..HEADER) {
-            at.copy_from_slice(&tag_of(id).to_le_bytes());
-            reply.set_name(tag_of(id));
+            name = NOTAG;
         }
+        reply.set_name(name);
         // A request that has ended while this has waited gives no name: it may be another one's.
         let flushes = message.flushes(cx);
-        if let (Some(old), Some(at)) = (&flushes, head.get_mut(HEADER..HEADER + 2)) {
-            at.copy_from_slice(&old.name().to_le_bytes());
-        }
+        let len = message.copy(&mut head, name, flushes.as_ref());
         let (posted, waiting) = tag.parts();
         posted.head.fill(&[head.get(..len).ok_or(EINVAL)?])?;
         match message.rest(HEAD, posted.list.take().ok_or(EINVAL)?) {
@@ -428,9 +422,8 @@ impl Conn {
             (tags, id.index) = (&self.flush, 0);
         }
         let mut waiting = tags.reply(wc, id)?;
-        let reply = waiting.reply.as_mut();
-        let reply = reply.filter(|reply| reply.is_answered_by(header.kind));
-        reply.ok_or(EPROTO)?.fill(bytes)?;
+        let reply = waiting.reply.as_mut().ok_or(EPROTO)?;
+        reply.fill(header.kind, bytes)?;
         waiting.outcome = Some(Outcome::Received);
         // A reply to what is flushed would have come before this.
         if header.kind == bindings::p9_msg_t_P9_RFLUSH as u8 {
@@ -459,10 +452,9 @@ struct Mount {
 
 /// Returns the depth of a queue that a user wants. Fails with `EINVAL` if it cannot be so.
 fn depth(depth: i32) -> Result<u32> {
-    match u32::try_from(depth)? {
-        depth @ 1..=MAX_DEPTH => Ok(depth),
-        _ => Err(EINVAL),
-    }
+    let depth = u32::try_from(depth)?;
+    let is_possible = (1..=MAX_DEPTH).contains(&depth);
+    is_possible.then_some(depth).ok_or(EINVAL)
 }
 
 /// Shows an option that is not the default.
