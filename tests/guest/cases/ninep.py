@@ -487,13 +487,16 @@ def declare(prefix, slow, transport, lies=LIES):
             ("fio verifies what many processes have written, more than requests can be sent at once", verify),
             (f"{PROCESSES} processes at once", many)):
         case(f"{prefix if STOCK else slow}: {name}", transport)(function)
-        case(f"{slow}: siw: {name}", function, transport)(on_siw)
+        # Debian's kernel has no siw.
+        if not STOCK:
+            case(f"{slow}: siw: {name}", function, transport)(on_siw)
     case(f"{slow}: a source is copied, compared and compiled", transport)(compiled)
+    if STOCK:
+        return
     # Deleting a link of siw waits until the relay, which is a process on it, has ended.
-    few = slow if STOCK else prefix
-    case(f"{few}: siw: reads that are flushed give their requests back", flushed, transport)(on_siw)
+    case(f"{prefix}: siw: reads that are flushed give their requests back", flushed, transport)(on_siw)
     for how in FEW_LIES:
-        case(f"{few}: siw: a server that lies: {how}", lied, transport, how)(on_siw)
+        case(f"{prefix}: siw: a server that lies: {how}", lied, transport, how)(on_siw)
 
 
 def declare_faults(prefix, transport):
