@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What the transports of 9P over RDMA have done in each case: tests/ninep.json, and the table of Documentation/9p.rst.
+
+    ninep_table.py record KERNEL TRANSPORT	keeps results that are on standard input, as scripts/ninep prints them
+    ninep_table.py page				writes the table, between its two comments
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[1]
+RECORD, PAGE = TOP / "tests/ninep.json", TOP / "Documentation/9p.rst"
+BEGIN, END = (f".. {text}\n" for text in ("What follows is written by scripts/ninep page.", "The end of this table."))
+# What becomes of the reason that a case gives: the kind of exception, stacks, times and places of the log are left out.
+SHORTER = ((r"^(AssertionError|TimeoutError|CalledProcessError|TimeoutExpired|OSError): ", ""),
+           (r": \[['\"]\[<0>\].*", ""), (r"(?<=kernel log: )\[[^]]*\] *", ""), (r"\+0x[0-9a-f]+(/0x[0-9a-f]+)?", ""),
+           (r"Command '[\[(]'([^']*)'.*[\])]' timed out after (\d+) seconds", r"\1 waits for more than \2 s"))
+
+
+def result(line):
+    """The name of a case, behind the transport's, and what it has done; None if the line is no result."""
+    found = re.fullmatch(r"(not )?ok 9p[^:]*: (.*?) # (.*)", line.rstrip())
+    if not found:
+        return None
+    failed, name, why = found.groups()
+    if not failed:
+        return name, "passes"
+    for pattern, said in SHORTER:
+        why = re.sub(pattern, said, why)
+    return name, why
+
+
+def record(kernel, transport):
+    """Keeps what the cases have done."""
+    kept = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    place = kept.setdefault(transport, {}).setdefault(kernel, {})
+    place.update(filter(None, map(result, sys.stdin)))
+    RECORD.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def page():
+    """Writes the table into the page."""
+    def cell(text):
+        return '"' + text.replace('"', "'").replace("\\", "/") + '"'
+
+    def told(kernels, name):
+        seen = {kernel: rows[name] for kernel, rows in sorted(kernels.items()) if name in rows}
+        seen = {kernel: said if said == "passes" else f"**{said}**" for kernel, said in seen.items()}
+        if len(set(seen.values())) == 1 and len(seen) == len(kernels):
+            return next(iter(seen.values()))
+        return "; ".join(f"{kernel}: {said}" for kernel, said in seen.items()) or "not run"
+
+    kept = json.loads(RECORD.read_text(encoding="utf-8"))
+    kept = [kept.get(transport, {}) for transport in ("c", "rust")]
+    names = sorted({name for kernels in kept for rows in kernels.values() for name in rows})
+    lines = ["", ".. csv-table::", '   :header: "case", "C", "Rust"', "   :widths: 40, 40, 20", ""]
+    for name in names:
+        lines.append("   " + ", ".join(map(cell, (name, *(told(kernels, name) for kernels in kept)))))
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    PAGE.write_text(head + BEGIN + "\n".join(lines) + "\n\n" + end + tail, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "page":
+        page()
+    else:
+        record(*sys.argv[2:])
