@@ -273,19 +273,22 @@ impl<T: Teardown> workqueue::WorkItem for Item<T> {
     fn run(this: Arc<Self>) {
         // SAFETY: Work items run in process context.
         let cx = unsafe { Sleepable::assume() };
-        let own = Arc::as_ptr(&this);
-        let batch = this.value.batch().map(|Batch(batch)| batch.take());
-        // This one is the last of its batch: it was the first that was added, and queued.
-        let others = batch.into_iter().flatten().filter(|it| !ptr::eq(*it, own));
-        // SAFETY: `enqueue` has given the references of the others up to the batch.
-        let others = others.map(|it| unsafe { Arc::from_raw(it) });
-        for item in Iterator::chain(others, [this]) {
-            // It was given up with the last reference.
+        // It was given up with the last reference.
+        let end = |item| {
             if let Some(item) = Arc::into_unique_or_drop(item) {
                 // A failure was reported, or the item is queued again.
                 let _ = Self::finish(item, Waiter::WorkItem, &cx);
             }
+        };
+        if let Some(Batch(batch)) = this.value.batch() {
+            // This one is the last of its batch: it was the first that was added, and queued.
+            let is_other = |it: &*mut Self| !ptr::eq(*it, Arc::as_ptr(&this));
+            for other in batch.take().filter(is_other) {
+                // SAFETY: `enqueue` has given the references of the others up to the batch.
+                end(unsafe { Arc::from_raw(other) });
+            }
         }
+        end(this);
     }
 }
 
