@@ -70,9 +70,10 @@ impl Module {
 
     /// Returns the module's state (`module.state`), `None` if it is built into the kernel.
     pub(crate) fn state(self) -> Option<bindings::module_state> {
-        // SAFETY: By the type invariant the module is null or loaded. C writes the state meanwhile,
-        // so the read is volatile.
-        unsafe { Some((&raw const (*self.0.as_ref()?).state).read_volatile()) }
+        // SAFETY: By the type invariant the module is loaded. C writes the state meanwhile, so the
+        // read is volatile.
+        let state = || unsafe { (&raw const (*self.0).state).read_volatile() };
+        (!self.0.is_null()).then(state)
     }
 
     /// Waits for all others that have a reference to the module, if it is still being loaded: when
