@@ -201,17 +201,30 @@ def namespace(transport):
             unmount()
 
 
+def wait_until(is_so, what):
+    end = time.monotonic() + 100
+    while not is_so():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def held_reads(before=0):
+    """Two readers, whose reads the server holds besides those before. The first read has the file go over to I/O
+    without its cache (netfs_start_io_direct()), which a second one that begins at the same time waits for."""
+    readers = []
+    for count in (before + 1, before + 2):
+        readers.append(subprocess.Popen(["cat", MOUNT / "works"]))
+        wait_until(lambda: told() >= count, "a read does not come")     # pylint: disable=cell-var-from-loop
+    return readers
+
+
 def flushed(transport, rounds=3):
     with loaded(transport), mounted(transport, "sq=2", "rq=2", how="hold") as process:
         works()
         for done in range(rounds):
-            readers = [subprocess.Popen(["cat", MOUNT / "works"]) for _ in range(2)]
             # A reader that is killed before its request was sent would wait for the reply: the client puts a signal
-            # aside that is there already.
-            while told() < 2 * (done + 1):
-                assert all(it.poll() is None for it in readers), "a reader has ended"
-                time.sleep(0.05)
-            # The queue is full of what is to be flushed.
+            # aside that is there already. The queue is full of what is to be flushed.
+            readers = held_reads(2 * done)
             for reader in readers:
                 reader.kill()
             try:
@@ -225,13 +238,6 @@ def flushed(transport, rounds=3):
         works()
 
 
-def wait_until(is_so, what):
-    end = time.monotonic() + 100
-    while not is_so():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
 def is_flushing(process):
     # The request waits, and in it that which flushes it; p9_client_flush() may be inlined.
     return Path(f"/proc/{process.pid}/stack").read_text().count("p9_client_rpc") > 1
@@ -241,8 +247,7 @@ def overtaken(transport):
     """A read is answered while its flush waits for another one, and its tag is used again until that is sent."""
     with loaded(transport), mounted(transport, "sq=3", "rq=3", how="overtake"):
         works()
-        readers = [subprocess.Popen(["cat", MOUNT / "works"]) for _ in range(2)]
-        wait_until(lambda: told() == 2, "the reads do not come")
+        readers = held_reads()
         for reader in readers:
             reader.kill()
             wait_until(lambda: is_flushing(reader), "a read is not flushed")  # pylint: disable=cell-var-from-loop
