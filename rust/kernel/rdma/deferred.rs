@@ -100,12 +100,28 @@ impl Queue {
     }
 }
 
-/// Values that were dropped, and that the work item of the first of them tears down.
-pub(crate) struct Batch<T: Teardown>(batch::Batch<Item<T>>);
+/// Values that were dropped, of any types, and that the work item of the first of them tears down.
+pub(crate) struct Batch(batch::Batch<Member>);
 
-impl<T: Teardown> Batch<T> {
+impl Batch {
     pub(crate) fn new() -> Self {
         Self(batch::Batch::new())
+    }
+}
+
+/// The part of an item by which it is in a batch.
+///
+/// # Invariants
+///
+/// `end` is [`Item::end`] of the type of the item that has this.
+struct Member {
+    next: Next<Member>,
+    end: unsafe fn(*mut Member, &Sleepable),
+}
+
+impl Linked for Member {
+    fn next(&self) -> &Next<Self> {
+        &self.next
     }
 }
 
@@ -120,10 +136,10 @@ pub(crate) trait Teardown: Sized + Send + Sync + 'static {
         self.object().map_or_else(|| Queue::get(), Object::queue)
     }
 
-    /// Returns the batch that the value is torn down with, if there may be hundreds of them, whose
+    /// Returns the batch that the value is torn down with, if there may be hundreds like it, whose
     /// end waits for nothing: that of what the value has a reference to. Once the value is dropped
     /// this is the same each time.
-    fn batch(&self) -> Option<&Batch<Self>> {
+    fn batch(&self) -> Option<&Batch> {
         None
     }
 
@@ -190,7 +206,11 @@ impl<T: Teardown> Reserved<T> {
         let item = self.0.pin_init_with(pin_init!(Item {
             value <- value,
             work <- kernel::new_work!("rdma::Deferred"),
-            next: Next::new(),
+            // INVARIANT: It is of this type.
+            member: Member {
+                next: Next::new(),
+                end: Item::<T>::end,
+            },
         }? E))?;
         if let Some(object) = item.value.object() {
             // SAFETY: The object is in the item, or in a pinned `Arc` of the item, and neither
@@ -214,7 +234,7 @@ struct Item<T: Teardown> {
     value: T,
     #[pin]
     work: workqueue::Work<Item<T>>,
-    next: Next<Item<T>>,
+    member: Member,
 }
 
 /// The offset of a value that is aligned to eight in the memory of an `Arc`, as that of an item is:
@@ -223,12 +243,6 @@ pub(crate) const VALUE_AT: usize = 8;
 
 kernel::impl_has_work! {
     impl{T: Teardown} HasWork<Self> for Item<T> { self.work }
-}
-
-impl<T: Teardown> Linked for Item<T> {
-    fn next(&self) -> &Next<Self> {
-        &self.next
-    }
 }
 
 impl<T: Teardown> Item<T> {
@@ -245,13 +259,39 @@ impl<T: Teardown> Item<T> {
             // SAFETY: The item is valid, and nobody else refers to it, so it is in no batch. It is
             // not used after this unless it is the first: its own work item, which is queued below,
             // takes the batch, and no other does.
-            if !unsafe { batch.add(Arc::as_ptr(&item).cast_mut()) } {
+            if !unsafe { batch.add(Self::member(&item)) } {
                 return forget(item);
             }
         }
         // It is not queued: a queued item has a reference. So this does not fail, and no code is
         // made that would drop a value here, before its teardown.
         let _ = queue.enqueue(item).map_err(forget);
+    }
+
+    /// Returns the part by which an item is in a batch, as a part of all of it.
+    fn member(item: &Arc<Self>) -> *mut Member {
+        // SAFETY: The item is valid.
+        unsafe { (&raw const (*Arc::as_ptr(item)).member).cast_mut() }
+    }
+
+    /// Ends an item that was taken out of a batch, in its work item.
+    ///
+    /// # Safety
+    ///
+    /// This is the part of an item of this type, which was added with its reference.
+    unsafe fn end(member: *mut Member, cx: &Sleepable) {
+        // SAFETY: As the caller promises, this is the part of such an item, whose reference is taken
+        // back here.
+        let item = unsafe { Arc::from_raw(kernel::container_of!(member, Self, member)) };
+        Self::end_last(item, cx);
+    }
+
+    /// Ends an item, with its last reference, in a work item.
+    fn end_last(item: Arc<Self>, cx: &Sleepable) {
+        if let Some(item) = Arc::into_unique_or_drop(item) {
+            // A failure was reported, or the item is queued again.
+            let _ = Self::finish(item, Waiter::WorkItem, cx);
+        }
     }
 
     fn finish(item: Pin<sync::UniqueArc<Self>>, waiter: Waiter, cx: &Sleepable) -> Result {
@@ -273,22 +313,16 @@ impl<T: Teardown> workqueue::WorkItem for Item<T> {
     fn run(this: Arc<Self>) {
         // SAFETY: Work items run in process context.
         let cx = unsafe { Sleepable::assume() };
-        // It was given up with the last reference.
-        let end = |item| {
-            if let Some(item) = Arc::into_unique_or_drop(item) {
-                // A failure was reported, or the item is queued again.
-                let _ = Self::finish(item, Waiter::WorkItem, &cx);
-            }
-        };
         if let Some(Batch(batch)) = this.value.batch() {
+            let own = Self::member(&this);
             // This one is the last of its batch: it was the first that was added, and queued.
-            let is_other = |it: &*mut Self| !ptr::eq(*it, Arc::as_ptr(&this));
-            for other in batch.take().filter(is_other) {
-                // SAFETY: `enqueue` has given the references of the others up to the batch.
-                end(unsafe { Arc::from_raw(other) });
+            for other in batch.take().filter(|it| !ptr::eq(*it, own)) {
+                // SAFETY: `enqueue` has added it with its reference, and it was taken out once. By
+                // the invariant of `Member` the function is that of its item.
+                unsafe { ((*other).end)(other, &cx) };
             }
         }
-        end(this);
+        Self::end_last(this, &cx);
     }
 }
 

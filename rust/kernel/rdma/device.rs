@@ -7,7 +7,6 @@
 use crate::{
     client,
     deferred,
-    mr,
     objects,
     prelude::internal::*,
     refs,
@@ -63,8 +62,8 @@ pub(crate) struct Inner {
     /// Tears down what is made on the device. Dropped after the refs were killed, and waits for the
     /// end of its work items.
     queue: deferred::Workqueue,
-    /// The MRs that were dropped.
-    pub(crate) mrs: deferred::Batch<mr::FastRegMr>,
+    /// What was dropped of the objects of which there may be hundreds.
+    pub(crate) dropped: deferred::Batch,
 }
 
 /// `ib_event_handler.handler`.
@@ -111,7 +110,7 @@ impl Inner {
             secs: atomic::Atomic::new(0),
             flushes,
             queue: deferred::Workqueue::new(c"rdma_rs")?,
-            mrs: deferred::Batch::new(),
+            dropped: deferred::Batch::new(),
         });
         KBox::pin_init(init, GFP_KERNEL)
     }

@@ -273,10 +273,10 @@ impl deferred::Teardown for FastRegMr {
         Some(&self.object)
     }
 
-    fn batch(&self) -> Option<&deferred::Batch<Self>> {
+    fn batch(&self) -> Option<&deferred::Batch> {
         // With the MR goes the memory that it keeps, by code of the ULP, which may wait.
         let is_alone = self.kept.as_ref().is_some();
-        (!is_alone).then(|| &self.pd.device().inner().mrs)
+        (!is_alone).then(|| &self.pd.device().inner().dropped)
     }
 
     fn teardown(&self, _cx: &Sleepable) -> Result {
