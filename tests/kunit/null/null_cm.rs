@@ -28,7 +28,6 @@ use core::net::{
     Ipv6Addr, //
 };
 use kernel::{
-    bindings,
     new_mutex,
     prelude::*,
     sync::{
