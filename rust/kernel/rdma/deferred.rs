@@ -280,8 +280,8 @@ impl<T: Teardown> Item<T> {
     ///
     /// This is the part of an item of this type, which was added with its reference.
     unsafe fn end(member: *mut Member, cx: &Sleepable) {
-        // SAFETY: As the caller promises, this is the part of such an item, whose reference is taken
-        // back here.
+        // SAFETY: As the caller promises, this is the part of such an item, whose reference is
+        // taken back here.
         let item = unsafe { Arc::from_raw(kernel::container_of!(member, Self, member)) };
         Self::end_last(item, cx);
     }
