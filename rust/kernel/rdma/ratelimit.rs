@@ -27,50 +27,34 @@ const PLACES: usize = 64;
 /// The length of the name of a place, with a zero at its end.
 const NAME: usize = 48;
 
+/// How many messages of each place were not printed; the last one is of the places beyond
+/// [`PLACES`].
+static COUNTS: [Atomic<u64>; PLACES + 1] = [const { Atomic::new(0) }; PLACES + 1];
+
 kernel::sync::global_lock! {
     // SAFETY: `Table::new` initialises it when the module is loaded, before there is any message.
-    unsafe(uninit) static SUPPRESSED: SpinLockIrq<Suppressed> = Suppressed {
-        places: [NO_PLACE; PLACES],
-        others: 0,
-    };
+    unsafe(uninit) static NAMES: SpinLockIrq<Names> = Names([[0; NAME]; PLACES]);
 }
 
-const NO_PLACE: Place = Place {
-    name: [0; NAME],
-    count: 0,
-};
+/// The name of each place that has a count, as a copy: its module may be unloaded. Those that are
+/// not used are at the end, and empty.
+struct Names([[u8; NAME]; PLACES]);
 
-/// A place, by a copy of its name, as its module may be unloaded, and how many of its messages were
-/// not printed.
-#[derive(Clone, Copy)]
-struct Place {
-    name: [u8; NAME],
-    count: u64,
-}
-
-/// The messages that were not printed. The places without any are at the end.
-struct Suppressed {
-    places: [Place; PLACES],
-    /// Those of places beyond these.
-    others: u64,
-}
-
-impl Suppressed {
-    fn add(&mut self, place: &str) {
+impl Names {
+    /// Returns the index of the count of a place.
+    fn index_of(&mut self, place: &str) -> usize {
         let mut name = [0; NAME];
         // The end of a name is what differs.
         let from = place.len().saturating_sub(NAME - 1);
         for (to, from) in name.iter_mut().zip(place.bytes().skip(from)) {
             *to = from;
         }
-        let is_its = |at: &&mut Place| at.count == 0 || at.name == name;
-        match self.places.iter_mut().find(is_its) {
-            Some(at) => {
-                let count = at.count + 1;
-                *at = Place { name, count };
-            }
-            None => self.others += 1,
+        let is_its = |at: &[u8; NAME]| at[0] == 0 || *at == name;
+        let index = self.0.iter().position(is_its);
+        if let Some(at) = index.and_then(|index| self.0.get_mut(index)) {
+            *at = name;
         }
+        index.unwrap_or(PLACES)
     }
 }
 
@@ -79,13 +63,13 @@ struct File;
 
 impl debugfs::Writer for File {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let suppressed = SUPPRESSED.lock();
-        for place in suppressed.places.iter().filter(|place| place.count > 0) {
-            let name = place.name.split(|byte| *byte == 0).next().unwrap_or(&[]);
-            let name = BStr::from_bytes(name);
-            f.write_fmt(fmt!("{name}: {} messages not printed\n", place.count))?;
+        let names = NAMES.lock();
+        for (name, count) in names.0.iter().zip(&COUNTS).filter(|(name, _)| name[0] != 0) {
+            let name = BStr::from_bytes(name.split(|byte| *byte == 0).next().unwrap_or(&[]));
+            let count = count.load(Relaxed);
+            f.write_fmt(fmt!("{name}: {count} messages not printed\n"))?;
         }
-        match suppressed.others {
+        match COUNTS[PLACES].load(Relaxed) {
             0 => Ok(()),
             others => f.write_fmt(fmt!("others: {others} messages not printed\n")),
         }
@@ -104,7 +88,7 @@ impl Table {
     /// Called once, when the module is loaded.
     pub(crate) unsafe fn new(dir: &debugfs::Dir) -> Self {
         // SAFETY: The caller calls this once, when the module is loaded.
-        unsafe { SUPPRESSED.init() };
+        unsafe { NAMES.init() };
         Self {
             _file: KBox::pin_init(dir.read_only_file(c"ratelimited", File), GFP_KERNEL).ok(),
         }
@@ -115,11 +99,13 @@ impl Table {
 ///
 /// # Invariants
 ///
-/// The upper half is the number of an interval since the start of the system, the lower half that
-/// of messages in it, or the greatest number.
+/// The upper half of `state` is the number of an interval since the start of the system, the lower
+/// half that of messages in it, or the greatest number.
 pub struct Ratelimit {
     place: &'static str,
     state: Atomic<u64>,
+    /// The index of its count and one, 0 if it has none yet.
+    count: Atomic<u32>,
 }
 
 impl Ratelimit {
@@ -131,6 +117,22 @@ impl Ratelimit {
             place,
             // INVARIANT: There was no message.
             state: Atomic::new(0),
+            count: Atomic::new(0),
+        }
+    }
+
+    /// Counts a message that is not printed. The lock is taken for the first one.
+    fn not_printed(&self) {
+        let index = match self.count.load(Relaxed) {
+            0 => {
+                let index = NAMES.lock().index_of(self.place);
+                self.count.store(index as u32 + 1, Relaxed);
+                index
+            }
+            n => n as usize - 1,
+        };
+        if let Some(count) = COUNTS.get(index) {
+            count.fetch_add(1, Relaxed);
         }
     }
 
@@ -152,7 +154,7 @@ impl Ratelimit {
             {
                 Ok(_) if is_same && count < BURST => return true,
                 Ok(_) if is_same => {
-                    SUPPRESSED.lock().add(self.place);
+                    self.not_printed();
                     return false;
                 }
                 Ok(_) => {
