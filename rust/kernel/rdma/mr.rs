@@ -275,8 +275,8 @@ impl deferred::Teardown for FastRegMr {
 
     fn batch(&self) -> Option<&deferred::Batch> {
         // With the MR goes the memory that it keeps, by code of the ULP, which may wait.
-        let is_alone = self.kept.as_ref().is_some();
-        (!is_alone).then(|| &self.pd.device().inner().dropped)
+        let may_wait = self.kept.as_ref().is_some();
+        (!may_wait).then(|| &self.pd.device().inner().dropped)
     }
 
     fn teardown(&self, _cx: &Sleepable) -> Result {
