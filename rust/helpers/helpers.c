@@ -148,7 +148,11 @@ bool rdma_helper_may_sleep(void)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_may_sleep);
 
-#ifdef CONFIG_MODULE_UNLOAD
+#if defined(CONFIG_MODULES) && !defined(CONFIG_MODULE_UNLOAD)
+#error "rdma_rs waits for those who use a module: it needs CONFIG_MODULE_UNLOAD"
+#endif
+
+#ifdef CONFIG_MODULES
 /* Of kernel/module/internal.h, where modules do not see it. */
 struct module_use {
 	struct list_head source_list;
@@ -173,11 +177,11 @@ static bool keeps_code(struct module *mod, unsigned long addr)
 
 /*
  * @mod: the module of a ULP, or NULL if that is built in. It uses this one, if that is a module.
- * Without CONFIG_MODULE_UNLOAD no code is ever unloaded, and any will do.
+ * Without CONFIG_MODULES no code is ever unloaded, and any will do.
  */
 bool rdma_helper_is_code_of(unsigned long addr, struct module *mod)
 {
-#ifdef CONFIG_MODULE_UNLOAD
+#ifdef CONFIG_MODULES
 	if (!mod || within_module(addr, mod) || keeps_code(mod, addr))
 		return true;
 #ifndef MODULE
@@ -190,6 +194,20 @@ bool rdma_helper_is_code_of(unsigned long addr, struct module *mod)
 #else
 	return true;
 #endif
+}
+
+int rdma_helper_module_refcount(struct module *mod)
+{
+#ifdef CONFIG_MODULES
+	return module_refcount(mod);
+#else
+	return 0;
+#endif
+}
+
+void rdma_helper_synchronize_rcu_tasks(void)
+{
+	synchronize_rcu_tasks();
 }
 
 struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name)

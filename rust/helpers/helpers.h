@@ -30,6 +30,8 @@ int rdma_helper_sg_of_bytes(struct sg_table *sgt, const void *bytes, size_t len)
 void *rdma_helper_page_address(struct page *page);
 bool rdma_helper_may_sleep(void);
 bool rdma_helper_is_code_of(unsigned long addr, struct module *mod);
+int rdma_helper_module_refcount(struct module *mod);
+void rdma_helper_synchronize_rcu_tasks(void);
 struct workqueue_struct *rdma_helper_alloc_workqueue(const char *name);
 void rdma_helper_device_name(struct ib_device *dev, char *name, size_t size);
 int rdma_helper_device_numa_node(struct ib_device *dev);

@@ -104,8 +104,9 @@ pub trait Client: Sized + Send + Sync + 'static {
     /// Makes the ULP's state when the module is loaded, before any device is known.
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
-    /// Called when all devices that are present were added. An error ends loading the module, when
-    /// nobody else has a reference to it: to a module in C the kernel gives no such time.
+    /// Called when all devices that are present were added. An error ends the loading of the
+    /// module, which waits for all others that have a reference to it by then: in C such a module
+    /// is freed at once.
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
         Ok(())
     }

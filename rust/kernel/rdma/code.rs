@@ -85,9 +85,9 @@ impl Module {
         let mut naps = 0_u32;
         loop {
             // SAFETY: By the type invariant the module is loaded. Loading has one reference.
-            let users = unsafe { bindings::module_refcount(self.0) } - 1;
+            let users = unsafe { bindings::rdma_helper_module_refcount(self.0) } - 1;
             if users <= 0 {
-                return;
+                break;
             }
             if naps % (refs::REPORT_MS / NAP_MS) == 0 {
                 pr_warn!("{name}: loading has failed: waits for {users} user(s) of the module\n");
@@ -95,6 +95,10 @@ impl Module {
             naps = naps.wrapping_add(1);
             fsleep(Delta::from_millis(NAP_MS.into()));
         }
+        // A task that was the last to put the module may not have left its code yet.
+        //
+        // SAFETY: The caller may sleep.
+        unsafe { bindings::rdma_helper_synchronize_rcu_tasks() };
     }
 
     /// Fails with `EPERM`, and reports it, if the function at this address is code of another
