@@ -73,19 +73,21 @@ def right(queue, command, **how):
 
 
 def again(ground, peer, change):
-    """Replies to a READ, and to its tag again once that is idle."""
-    target, seen = Target(peer), []
+    """Replies to READs, and again to a tag that is idle: of those that were used, that which was not for the longest
+    time, as a host may keep those of the last commands until a SEND behind them has completed."""
+    target, used = Target(peer), {}
 
-    def first(queue, command):
-        right(queue, command)
-        seen.append((queue, command))
+    def note(at, command):
+        if at.qid:
+            used.pop(command.cid & 0xfff, None)
+            used[command.cid & 0xfff] = command.cid
+        return False
     with ground.connected(target) as host:
-        Once(target, first)
-        got = host.io(wire.READ)
-        queue, command = seen[0]
-        queue.reply(command.cid + change & 0xffff)
+        target.lie, queue = note, target.queue(1)
+        got = {word(host.io(wire.READ)) for _ in range(2 * queue.depth)}
+        queue.reply(next(iter(used.values())) + change & 0xffff)
         host.serve(1)
-        return f"{word(got)}, {host.state()}"
+        return f"{', '.join(sorted(got))}, {host.state()}"
 
 
 # The generation is counted when a request ends, and no state of it is looked at.
@@ -177,10 +179,12 @@ def one_cpu():
 
 
 def following(cids):
-    """The next id of commands one after the other: blk-mq has two tags of a word take turns."""
+    """The next id of commands one after the other. Their tags repeat: blk-mq has two of a word take turns, and a host
+    that signals one SEND in so many has their tags again when that has completed."""
     tags = [cid & 0xfff for cid in cids]
-    assert tags[-8:-4] == tags[-4:], f"the tags are {tags}"
-    return [cid for cid in cids if cid & 0xfff == tags[-4]][-1] + 0x1000 & 0xffff
+    period = next((n for n in range(1, len(tags) // 2 + 1) if tags[n:] == tags[:-n]), 0)
+    assert period, f"the tags are {tags}"
+    return [cid for cid in cids if cid & 0xfff == tags[-period]][-1] + 0x1000 & 0xffff
 
 
 class User(threading.Thread):
@@ -189,7 +193,7 @@ class User(threading.Thread):
     def __init__(self, disk, opcode, content):
         super().__init__(daemon=True)
         self.disk, self.moves, self.said = disk, os.preadv if opcode == wire.READ else os.pwritev, ""
-        self.memory = mmap.mmap(-1, LENGTH)
+        self.content, self.memory = content, mmap.mmap(-1, len(content))
         self.memory[:] = content
 
     def run(self):
@@ -201,45 +205,75 @@ class User(threading.Thread):
             result = e.errno
         finally:
             os.close(fd)
-        self.memory[:] = bytes(LENGTH)
+        self.memory[:] = bytes(len(self.content))
         self.said = word(result)
 
 
-def unseen(ground, peer, opcode):
-    """Replies to a command that has not come, as there is no receive for it, and lets it come then. Its id follows
-    from those before."""
+def unseen(ground, peer, opcode, length):
+    """Replies to a command that has not come, as there is no receive for it, and lets it come then, and one more. Its
+    id follows from those before."""
     target, seen, came = Target(peer), [], []
     # Data of this length come with the command.
     target.identity = {1792: ("I", (wire.CAPSULE + LENGTH) // 16)}
     with one_cpu(), ground.connected(target) as host:
-        queue, disk, content = target.queue(1), host.disk(), random.randbytes(LENGTH)
+        queue, disk = target.queue(1), host.disk()
         # With a scheduler, ids count the uses of its own tags.
         _, failed = host.beside(lambda: nvme.write(Path("/sys/block", disk.name, "queue/scheduler"), "none"))
         assert not failed, failed
-        target.lie = lambda at, command: at is queue and seen.append(command)
+        target.lie = lambda at, command: at is queue and seen.append(command.cid)
+
+        def read(count):
+            least = len(seen) + count
+            while len(seen) < least:
+                assert host.io(wire.READ) == 0, "a user has not read"
+        # Whatever was sent before, tags repeat after as many commands as the queue has.
+        read(3 * queue.depth)
         queue.post = lambda buffer: None
-        while len(seen) < len(queue.buffers):
-            assert host.io(wire.READ) == 0, "a user has not read"
-        cid = following([command.cid for command in seen])
-        user, refused = User(disk, opcode, content), REFUSED.read_text(encoding="ascii")
+        read(queue.depth)
+        cids = seen[queue.depth:]
+        assert following(cids[:-1]) == cids[-1], f"the ids are {cids}"
+        cid = following(cids)
+        user, other = (User(disk, opcode, random.randbytes(length)) for _ in range(2))
+        refused = REFUSED.read_text(encoding="ascii")
         user.start()
         host.until(lambda: REFUSED.read_text(encoding="ascii") != refused, "no SEND is refused")
         queue.reply(cid)
         host.serve(1)
         early = user.said
-        target.lie = lambda at, command: at is queue and not came.append(command)
-        room = peer.buffer(wire.CAPSULE + LENGTH)
-        queue.buffers[room.place] = room
+        # It may get what the first one has, if that is free too early.
+        other.start()
+        host.serve(1)
+
+        def come(at, command):
+            if at is not queue:
+                return False
+            came.append(command.cid)
+            return len(came) == 1
+        target.lie = come
+        rooms = [peer.buffer(wire.CAPSULE + LENGTH) for _ in range(2)]
+        queue.buffers.update((room.place, room) for room in rooms)
         del queue.post
-        queue.post(room)
-        host.until(lambda: user.said and (came or user.said != "done"), "the user waits, or no SEND has come")
-        if came and opcode == wire.WRITE and room.get()[wire.CAPSULE:] != content:
-            raise Defect(f"{user.said}, and other data than the user's have come")
-        return f"{early or 'waits'}, then {user.said}, {host.state()}"
+        for room in rooms:
+            queue.post(room)
+        # Each is received into once.
+        queue.post = lambda buffer: None
+        users = user, other
+        host.until(lambda: all(it.said for it in users) and (len(came) == 2 or {it.said for it in users} != {"done"}),
+                   "a user waits, or a SEND has not come")
+        assert not came or came[0] == cid, f"the id is {came[0]:#x}, and not {cid:#x}"
+        said = " and ".join(dict.fromkeys(it.said for it in users))
+        for it, room, _ in zip(users, rooms, came):
+            if opcode == wire.WRITE and room.get()[wire.CAPSULE:][:length] != it.content:
+                raise Defect(f"{said}, and other data than the user's have come")
+        del queue.post
+        for room in rooms:
+            queue.post(room)
+        return f"{early or 'waits'}, then {said}, {host.state()}"
 
 
-for op, w in (wire.READ, "READ"), (wire.WRITE, "WRITE with its data"):
-    against(f"reply: before the SEND of a {w} is received", op)(unseen)
+for op, w, n in ((wire.READ, "READ", LENGTH), (wire.WRITE, "WRITE with its data", LENGTH),
+                 (wire.WRITE, "small WRITE with its data", PAGE)):
+    against(f"reply: before the SEND of a {w} is received", op, n)(unseen)
 
 
 # Keys.
