@@ -54,7 +54,10 @@ use rdma::{
     device::Device,
     prelude::*, //
 };
-use target::Target;
+use target::{
+    Target,
+    CONNECTIONS, //
+};
 
 /// The counters, and the names of the files in debugfs.
 enum Count {
@@ -166,6 +169,10 @@ impl Client for Kv {
                 pr_err!("{name}=0: 1 or more\n");
                 return Err(EINVAL);
             }
+        }
+        if connections > CONNECTIONS {
+            pr_err!("connections={connections}: 0 to {CONNECTIONS}, as many as a target serves\n");
+            return Err(EINVAL);
         }
         if connections == 0 {
             return Ok(());

@@ -63,7 +63,7 @@ const BACKLOG: u32 = 16;
 /// The pages of a work request of a transfer, where the device takes as many.
 const SGES: u32 = 16;
 /// The number of connections, those included that wait. The CQs have room for no more QPs.
-const CONNECTIONS: u32 = 32;
+pub(crate) const CONNECTIONS: u32 = 32;
 /// The answers of a connection. One may be on its way still when the peer sends the next request.
 const ANSWERS: u32 = 2 * DEPTH as u32;
 /// The time before a connection that a handler has kept is ended again.

@@ -67,8 +67,8 @@ BAD = {
     "minimal": ("context=4", "context=256", "context=x"),
     "replog": ("rounds=0", "rounds=4294967295", "rounds=-1", "records=960", "records=4294967295", "records=x"),
     "rpc": ("calls=0", "calls=-1", "clients=0", "clients=1001", "clients=4294967295", "clients=x"),
-    "kv": ("port=65536", "server=x", "server_port=0", "server_port=65536", "connections=-1", "operations=x",
-           "memory=0", "memory=x"),
+    "kv": ("port=65536", "server=x", "server_port=0", "server_port=65536", "connections=-1", "connections=33",
+           "connections=4294967295", "operations=x", "memory=0", "memory=x"),
 }
 
 
