@@ -129,6 +129,17 @@ class Nvme(unittest.TestCase):
         self.assertEqual([(row["pairs"], row["ratio"], row["rounds"]) for row in found],
                          [(["c:c", "c:rust"], 1.1, 1), (["c:c", "rust:c"], 1.03, 1)])
 
+    def test_by_the_wall_clock_each_round_has_a_ratio_of_its_own(self):
+        # The machine is twice as slow in one of the rounds.
+        figures = [(100, 110), (200, 210), (100, 90), (100, 105), (100, 104)]
+        found, = bench_nvme.wall(turns(figures, ("c:c", "rust:rust")))
+        self.assertEqual((found["a"], found["b"], found["rounds"]), (100, 105, 5))
+        self.assertEqual([found[key] for key in ("ratio", "low", "high")], [1.05, 0.9, 1.1])
+        self.assertEqual([found[f"p99_{key}"] for key in ("a", "b", "ratio")], [200, 210, 1.05])
+        self.assertEqual(len(list(bench_nvme.wall_summary([found]))), 1)
+        worse, = bench_nvme.wall(turns([(100, 101)] * 5, ("c:c", "rust:rust")))
+        self.assertEqual(len(list(bench_nvme.wall_summary([worse]))), 3)
+
     def test_every_other_round_goes_backwards(self):
         turns = nvme_bench.order(("c:c", "c:rust", "rust:c"), 2)
         self.assertEqual([place for n, place, _ in turns if n == 0], [0, 1, 2])

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from bench_plot import Axis, Line, plot
+from bench_rows import interval
 
 TOP = Path(__file__).resolve().parents[2]
 # What each ratio is to be, and may be at most; and how far equal modules differ, in instructions and in p99.
@@ -124,6 +125,66 @@ def title(row):
     first, other = row["pairs"]
     return (f"NVMe over RDMA, on rxe over one network device: instructions an I/O by host and target {first} (a) and"
             f" {other} (b), of {row['rounds']} turns each")
+
+
+WALL_TITLE = ("NVMe over RDMA by the wall clock, on two CPUs, on rxe over one network device: microseconds an I/O by host and"
+              " target {} (a) and {} (b), of {} turns each")
+WALL_HEAD = (*KEYS, "a", "b", "ratio", "low", "high", "p99 a", "p99 b", "ratio", "low", "high")
+
+
+def wall(runs):
+    """The rows of what was measured by the wall clock. Pairs take turns, so each round has a ratio of its own; nine times
+    out of ten the median of endless rounds lies between `low` and `high`."""
+    jobs, pairs = defaultdict(lambda: defaultdict(dict)), {}
+    for run in runs:
+        result = run["result"]
+        jobs[tuple(run[key] for key in KEYS)][run["place"]][run["round"]] = (result["ns"] / result["ops"], result["p99"])
+        pairs[run["place"]] = run["pair"]
+    for place in sorted(set(pairs) - {0}):
+        for key, by_place in jobs.items():
+            row = dict(zip(KEYS, key)) | {"device": "rxe0", "clock": "wall", "unit": "ns/IO",
+                                          "pairs": [pairs[0], pairs[place]], "rounds": len(by_place[place])}
+            for n, prefix in enumerate(("", "p99_")):
+                a, b = ([by_place[at][turn][n] for turn in sorted(by_place[at])] for at in (0, place))
+                ratios = [y / x for x, y in zip(a, b)]
+                low, high = interval(ratios)
+                row |= {f"{prefix}a": median(a), f"{prefix}b": median(b), f"{prefix}ratio": median(ratios),
+                        f"{prefix}low": low, f"{prefix}high": high,
+                        f"{prefix}middle": [interval(a), interval(b)]}
+            yield row
+
+
+def wall_cells(row):
+    """A line of the table."""
+    yield from (row["load"], str(row["size"]), str(row["mtu"]), str(row["depth"]))
+    for prefix in ("", "p99_"):
+        yield from (f"{row[prefix + key] / 1000:,.1f}" for key in "ab")
+        yield from (f"{row[prefix + key]:.3f}" for key in ("ratio", "low", "high"))
+
+
+def wall_summary(found):
+    """How many ratios are no worse than 1, and which are."""
+    worse = [(full_name(row), what, row[f"{prefix}ratio"], row[f"{prefix}low"]) for row in found
+             for prefix, what in (("", "an I/O"), ("p99_", "p99")) if row[f"{prefix}low"] > 1]
+    yield (f"By the wall clock {2 * len(found) - len(worse)} of {2 * len(found)} ratios are at most 1.00, or not told"
+           " from it")
+    for name_of_it, what, ratio, low in worse:
+        yield f"  WORSE: {name_of_it}: {what} {ratio:.3f}, low {low:.3f}"
+
+
+def draw_wall(folder, found):
+    """Microseconds against depth of the first pair, dashed, and of the last one."""
+    if not found:
+        return
+    last, lines = found[-1]["pairs"], []
+    picked = [row for row in found if row["pairs"] == last]
+    for color, (load, size) in enumerate(dict.fromkeys((row["load"], row["size"]) for row in picked)):
+        for n, (key, pair) in enumerate(zip("ab", last)):
+            points = [(row["depth"], row[key] / 1000, *(end / 1000 for end in row["middle"][n])) for row in picked
+                      if (row["load"], row["size"]) == (load, size)]
+            lines.append(Line(f"{load.removeprefix('nvme ')}, {size:,} bytes, {pair}", points, color, key == "a"))
+    plot(folder / "bench-nvme-wall.svg", "NVMe over RDMA on two CPUs: time of an I/O against their depth",
+         Axis("I/Os in flight", 2), Axis("microseconds an I/O"), lines)
 
 
 def summary(found):

@@ -6,7 +6,8 @@ same machine, by pairs of modules in turns.
 nvme_bench DIR PHASE FIRST OTHER...: PHASE is nvme-read or nvme-write, each pair HOST:TARGET, as nvme.py names
 them (c:c), each end with parameters of its module (rust,sig_limit=16:c), or with all that save completions
 (rust+:rust+). What each job has said goes to DIR/PHASE.jsonl, a line a job, once the phase is whole. PHASE nvme-guard
-is one row of it, in shorter jobs. The first turn of a boot is discarded: it is up to 0.7 % dearer.
+is one row of it, in shorter jobs. The first turn of a boot is discarded: it is up to 0.7 % dearer. PHASE nvme-wall
+is reads and writes in a VM of two CPUs, whose clock is the wall's.
 
 nvme_bench modes: counts what one I/O takes of the kernel's work items, softirqs, polls and switches of tasks.
 
@@ -21,6 +22,7 @@ With --ios N jobs have so many I/Os, and with --turns N each pair has so many tu
 count too coarsely to tell anything else."""
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -40,6 +42,10 @@ ROWS = {1500: ((512, 4096), (1, 4, 16, 64)), 4400: ((4096,), (1, 16))}
 # What the guard measures, in one turn of each pair: fio says a millisecond, which is 0.0010 of such a job.
 GUARD_ROWS = {1500: ((4096,), (1,))}
 GUARD_IOS = 5_000
+# What is measured by the wall clock, in many short turns.
+WALL_ROWS = {1500: ((512, 4096), (1, 4, 16))}
+WALL_IOS = 1_000
+WALL_TURNS = 9
 # What saves completions in either module in Rust (nvme-host.rst, nvme-target.rst).
 HOST_SAVINGS = ("sig_limit=16", "copied_data_size=4096")
 TARGET_SAVINGS = ("sig_limit=16", "kept_data_size=4096")
@@ -96,7 +102,7 @@ def disk(pair, scheduler="none"):
 
 
 def job(path, load, size, depth, ios=IOS, **more):
-    """What a job of fio says: nanoseconds, which are instructions here."""
+    """What a job of fio says: nanoseconds, which are instructions where these are counted."""
     figures = nvme.fio(path, rw=f"rand{load}", bs=size, iodepth=depth, number_ios=ios, size="64m",
                        norandommap=1, lat_percentiles=1, clat_percentiles=0, **more)
     figures = figures[load]
@@ -104,18 +110,19 @@ def job(path, load, size, depth, ios=IOS, **more):
             "p99": figures["lat_ns"]["percentile"]["99.000000"]}
 
 
-def turn(pair, load, said, wanted, ios):
+def turn(pair, loads, said, wanted, ios):
     """All rows of a phase by one pair."""
     for mtu, (sizes, depths) in wanted.items():
         set_mtu(mtu)
         with disk(pair) as path:
             # The first one finds nothing in its place: allocations, code that is patched when it first runs.
-            job(path, load, sizes[0], 1, IOS // 10)
-            for size in sizes:
+            job(path, loads[0], sizes[0], 1, IOS // 10)
+            for load, size in itertools.product(loads, sizes):
                 for depth in depths:
                     yield {"load": f"nvme {load}", "device": "rxe0", "size": size, "mtu": mtu, "depth": depth,
                            "result": job(path, load, size, depth, ios)}
-                print(f"  {said}: {size:,} bytes at MTU {mtu:,} of depth {', '.join(map(str, depths))}", flush=True)
+                print(f"  {said}: {load}s of {size:,} bytes at MTU {mtu:,} of depth {', '.join(map(str, depths))}",
+                      flush=True)
 
 
 def order(pairs, rounds):
@@ -125,18 +132,33 @@ def order(pairs, rounds):
     return [(n, place, pair) for n in range(rounds) for place, pair in (places[::-1] if n % 2 else places)]
 
 
-def measure(folder, phase, pairs, ios, turns):
-    load, wanted, lines = phase.removeprefix("nvme-"), ROWS, []
-    if load == "guard":
-        load, wanted = "read", GUARD_ROWS
+class Phase:
+    """What a phase measures: loads, rows, by which clock, and unless that is given, in jobs of how many I/Os and in how
+    many turns of each pair."""
+
+    def __init__(self, loads, rows=None, clock="instructions", ios=IOS, turns=TURNS):
+        self.loads, self.rows, self.clock, self.ios, self.turns = loads, rows or ROWS, clock, ios, turns
+
+
+PHASES = {
+    "nvme-read": Phase(("read",)),
+    "nvme-write": Phase(("write",)),
+    "nvme-guard": Phase(("read",), GUARD_ROWS, ios=GUARD_IOS, turns=1),
+    "nvme-wall": Phase(("read", "write"), WALL_ROWS, "wall", WALL_IOS, WALL_TURNS),
+}
+
+
+def measure(folder, name, pairs, ios, turns):
+    phase, lines = PHASES[name], []
+    ios, turns = ios or phase.ios, turns or phase.turns
     # Otherwise the pair that comes first, which the others are compared with, would have more to spare.
-    for _ in turn(pairs[0], load, f"{phase}: discarded turn, {pairs[0]}", wanted, ios):
+    for _ in turn(pairs[0], phase.loads, f"{name}: discarded turn, {pairs[0]}", phase.rows, ios):
         pass
     for turned, (n, place, pair) in enumerate(order(pairs, turns), 1):
-        said = f"{phase}: turn {turned} of {turns * len(pairs)}, {pair}"
-        lines += [{"phase": phase, "clock": "instructions", "round": n, "place": place, "pair": pair, **line}
-                  for line in turn(pair, load, said, wanted, ios)]
-    keep(folder, phase, lines)
+        said = f"{name}: turn {turned} of {turns * len(pairs)}, {pair}"
+        lines += [{"phase": name, "clock": phase.clock, "round": n, "place": place, "pair": pair, **line}
+                  for line in turn(pair, phase.loads, said, phase.rows, ios)]
+    keep(folder, name, lines)
 
 
 def keep(folder, phase, lines):
@@ -308,17 +330,15 @@ def main():
     parser.add_argument("phase", nargs="?")
     parser.add_argument("pairs", nargs="*")
     given = parser.parse_args()
-    guard = given.phase == "nvme-guard"
-    ios, turns = given.ios or (GUARD_IOS if guard else IOS), given.turns or (1 if guard else TURNS)
     nvme.up("rxe")
     if given.folder == "modes":
         modes()
     elif given.phase == "nvme-connections":
-        connections(Path(given.folder), given.phase, given.pairs, turns)
+        connections(Path(given.folder), given.phase, given.pairs, given.turns or TURNS)
     elif given.phase == "nvme-functions":
         functions(Path(given.folder), given.phase, given.pairs)
     else:
-        measure(Path(given.folder), given.phase, given.pairs, ios, turns)
+        measure(Path(given.folder), given.phase, given.pairs, given.ios, given.turns)
     return 0
 
 
