@@ -24,7 +24,6 @@ pub use reg::{
 pub use state::{
     Exclusive,
     Lent,
-    OneThread,
     Shared,
     State, //
 };
@@ -688,7 +687,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     /// Returns the memory, if it was not taken out.
     #[inline]
     fn memory(&self) -> Option<&M> {
-        match S::LENT && self.state().is_taken() {
+        match self.state().is_taken() {
             true => None,
             // SAFETY: By the type invariant the memory is there unless it was taken out.
             false => Some(unsafe { self.memory.assume_init_ref() }),

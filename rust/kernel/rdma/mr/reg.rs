@@ -15,7 +15,6 @@ use crate::{
     mr::{
         Exclusive,
         FastRegMr,
-        Lent,
         Memory,
         Region,
         Shared,
@@ -284,7 +283,7 @@ impl Registration {
     #[cold]
     pub(crate) unsafe fn abort(&self) {
         // SAFETY: The region is alive, as the caller promises. By the type invariant the generation
-        // is zero only if the state is `Exclusive`, or `Lent`, which is transparent over it.
+        // is zero only if the state is `Exclusive`, which is the same word with and without `LENT`.
         unsafe {
             match self.generation {
                 0 => self.mr.as_ref().state::<Exclusive>().set_idle(),
@@ -374,8 +373,7 @@ impl<'a, S: State> InvWr<'a, S> {
 // The completion may change the state of the region in another thread. An exclusive region is not
 // `Sync`, so a closure that is `Send` has no reference to one that stays in this thread: it is the
 // owner's.
-impl<F: Send> wr::SendOpFor<F> for InvOp<Exclusive> {}
-impl<F: Send> wr::SendOpFor<F> for InvOp<Lent> {}
+impl<F: Send, const LENT: bool> wr::SendOpFor<F> for InvOp<Exclusive<LENT>> {}
 impl<F> wr::SendOpFor<F> for InvOp<Shared> {}
 impl<S: State> wr::Op for InvOp<S> {
     type Output = ();
@@ -548,8 +546,8 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
 #[cold]
 pub(crate) unsafe fn undo_invalidated(wc: &Wc) {
     // SAFETY: The handler was called by `done`, so the request has the address of an MR's first
-    // field. What was its owner keeps that still. The state is `Exclusive`, or transparent over it,
-    // as the caller promises.
+    // field. What was its owner keeps that still. The state is `Exclusive`, as the caller promises,
+    // which is the same word with and without `LENT`.
     unsafe { (*wc.cqe().cast_const().cast::<FastRegMr>()).set_registered::<Exclusive>() };
 }
 

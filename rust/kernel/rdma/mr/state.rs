@@ -35,12 +35,11 @@ pub(crate) const GENERATION: u64 = STATE + 1;
 
 mod private {
     pub trait Sealed {}
-    impl Sealed for super::Exclusive {}
+    impl<const LENT: bool> Sealed for super::Exclusive<LENT> {}
     impl Sealed for super::Shared {}
-    impl Sealed for super::Lent {}
 }
 
-/// The state of a region: [`Exclusive`], [`Lent`] or [`Shared`].
+/// The state of a region: [`Exclusive`] or [`Shared`].
 ///
 /// A claim is exclusive access to what belongs to the MR, until the next change of the state.
 ///
@@ -109,15 +108,41 @@ pub unsafe trait State: private::Sealed + Sized + Send + 'static {
 /// The state of a region that is used by one thread at a time: each step is a plain load and store,
 /// and a claim is none, as this is not `Sync`. Only the completion of an invalidation, which has
 /// the owner of the region, uses it in another thread.
+///
+/// With `LENT` the memory can be taken out by a reference while the MR is idle, which is claimed
+/// then until it has another region.
 #[repr(transparent)]
-pub struct Exclusive(Cell<u64>);
+pub struct Exclusive<const LENT: bool = false>(Cell<u64>);
+
+/// The state of a region whose memory can be taken out.
+pub type Lent = Exclusive<true>;
 
 impl Exclusive {
     #[cfg(test)]
     pub(crate) fn new() -> Self {
         Self(Cell::new(IDLE))
     }
+}
 
+impl Lent {
+    /// Claims an idle MR whose memory is taken out.
+    #[inline]
+    pub(super) fn take(&self) -> bool {
+        let is_idle = self.is_idle();
+        if is_idle {
+            self.set(BUSY);
+        }
+        is_idle
+    }
+
+    /// Makes the MR idle whose memory was taken out: it has none.
+    #[inline]
+    pub(super) fn end(&self) {
+        self.set(IDLE);
+    }
+}
+
+impl<const LENT: bool> Exclusive<LENT> {
     /// Adds to the state in memory. The fence keeps the compiler from loading it into a register
     /// for this and the test before.
     #[inline]
@@ -127,10 +152,16 @@ impl Exclusive {
     }
 }
 
-// SAFETY: `Cell` is transparent. A claim is exclusive, as the state is not `Sync`. It is set idle
-// only as the trait allows.
-unsafe impl State for Exclusive {
+// SAFETY: `Cell` is transparent. A claim is exclusive, as the state is not `Sync`; while the memory
+// is taken out, only `Lent::end` ends it. The state is set idle only as the trait allows.
+unsafe impl<const LENT: bool> State for Exclusive<LENT> {
     const SHARED: bool = false;
+    const LENT: bool = LENT;
+
+    #[inline]
+    fn is_taken(&self) -> bool {
+        LENT && self.0.get() & STATE == BUSY
+    }
 
     #[inline]
     fn is_idle(&self) -> bool {
@@ -167,81 +198,6 @@ unsafe impl State for Exclusive {
         self.add(const { INVALIDATING.wrapping_sub(REGISTERED) });
     }
 }
-
-/// The state of a region that is used by one thread at a time, and whose memory can be taken out by
-/// a reference while it is idle: the MR is claimed then until it has another region.
-#[repr(transparent)]
-pub struct Lent(Exclusive);
-
-impl Lent {
-    /// Claims an idle MR whose memory is taken out.
-    #[inline]
-    pub(super) fn take(&self) -> bool {
-        let is_idle = self.0.is_idle();
-        if is_idle {
-            self.0.set(BUSY);
-        }
-        is_idle
-    }
-
-    /// Makes the MR idle whose memory was taken out: it has none.
-    #[inline]
-    pub(super) fn end(&self) {
-        self.0.set(IDLE);
-    }
-}
-
-// SAFETY: It is transparent over an `Exclusive`, and is used as that. While the memory is taken out
-// the MR is claimed, which only `end` ends.
-unsafe impl State for Lent {
-    const SHARED: bool = false;
-    const LENT: bool = true;
-
-    #[inline]
-    fn is_taken(&self) -> bool {
-        self.0 .0.get() & STATE == BUSY
-    }
-
-    #[inline]
-    fn is_idle(&self) -> bool {
-        self.0.is_idle()
-    }
-
-    #[inline]
-    fn claim_idle(&self) -> bool {
-        self.0.claim_idle()
-    }
-
-    #[inline]
-    fn claim_registered(&self) -> bool {
-        self.0.claim_registered()
-    }
-
-    #[inline]
-    fn generation(&self) -> u64 {
-        self.0.generation()
-    }
-
-    #[inline]
-    fn prepare(&self) -> u64 {
-        self.0.prepare()
-    }
-
-    #[inline]
-    fn set(&self, state: u64) {
-        self.0.set(state);
-    }
-
-    #[inline]
-    fn set_invalidating(&self) {
-        self.0.set_invalidating();
-    }
-}
-
-/// The state of a region that is used by one thread at a time: [`Exclusive`] or [`Lent`].
-pub trait OneThread: State {}
-impl OneThread for Exclusive {}
-impl OneThread for Lent {}
 
 /// The state of a region that threads share.
 ///

@@ -755,10 +755,10 @@ impl<X: Exchange> Reply<'_, X> {
     /// Gives the reply back as [`Qp::post_send`] gives an owner, with `EINVAL` if the table is that
     /// of another QP, and with the error of [`Tags::close`]. If it is not given back, and no
     /// completion comes, the exchange ends when the QP is destroyed.
-    pub fn post<C, S: mr::OneThread>(
+    pub fn post<C, const LENT: bool>(
         self,
         qp: &Qp<C>,
-        wr: impl for<'a> FnOnce(&'a X::Request) -> Result<InvWr<'a, S>> + Send,
+        wr: impl for<'a> FnOnce(&'a X::Request) -> Result<InvWr<'a, mr::Exclusive<LENT>>> + Send,
     ) -> Result<(), PostError<Self>>
     where
         C: Provides<X::Needs>,
