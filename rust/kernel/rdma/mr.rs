@@ -402,18 +402,6 @@ impl Mr {
         })))
     }
 
-    /// Allocates an MR for memory and maps that, and returns where it is to peers.
-    ///
-    /// # Safety
-    ///
-    /// The memory is not used meanwhile.
-    unsafe fn alloc_for(memory: MemoryRef<'_>, cx: &Sleepable) -> Result<(Self, u64)> {
-        let mr = Self::alloc(memory.pd(), memory.pages(), cx)?;
-        // SAFETY: The MR is new, and the memory is not used meanwhile, as the caller promises.
-        let iova = unsafe { mr.map_all(memory) }?;
-        Ok((mr, iova))
-    }
-
     /// Fails with `EINVAL` if memory is of another PD, or too large for this.
     #[inline]
     fn has_room_for(&self, memory: MemoryRef<'_>) -> Result {
@@ -545,10 +533,9 @@ impl<D: dma::AnyDirection, M: Memory<D>> Region<D, M> {
     /// }
     /// ```
     pub fn new(memory: M, cx: &Sleepable) -> Result<Self> {
-        // SAFETY: Until this returns the memory is owned here, and nothing uses it.
-        let (mr, iova) = unsafe { Mr::alloc_for(memory.get(), cx) }?;
-        // SAFETY: The memory was just mapped by the MR, which is new.
-        Ok(unsafe { Self::from_parts(mr, memory, iova) })
+        let get = memory.get();
+        let mr = Mr::alloc(get.pd(), get.pages(), cx)?;
+        Ok(Self::map(mr, memory)?)
     }
 
     /// Maps memory for access by peers (`ib_map_mr_sg`), which cannot reach it yet. Any context,
