@@ -7,11 +7,15 @@
 //! and not when it is posted.
 
 use crate::{
+    links::{
+        self,
+        Linked,
+        Links, //
+    },
     prelude::internal::*,
     published::Published,
     wc, //
 };
-use core::cell::UnsafeCell;
 use kernel::sync::SpinLockIrq;
 
 static TABLE: Published<Table> = Published::new();
@@ -19,9 +23,13 @@ static TABLE: Published<Table> = Published::new();
 const BUCKETS: usize = 64;
 
 /// A context of transfers.
-pub(crate) trait Transfer: Sync {
+///
+/// # Safety
+///
+/// `links` returns the same part of the context each time.
+pub(crate) unsafe trait Transfer: Sync {
     /// Returns the part by which the context is listed.
-    fn links(&self) -> &Links;
+    fn links(&self) -> &Links<dyn Transfer>;
 
     /// Returns the QP that a transfer of the context is posted to, or null.
     fn posted_to(&self) -> *mut bindings::ib_qp;
@@ -30,68 +38,20 @@ pub(crate) trait Transfer: Sync {
     fn cqe(&self) -> *mut bindings::ib_cqe;
 }
 
-type Listed = NonNull<dyn Transfer>;
-
-/// The neighbours of a context in its list.
-struct Neighbours {
-    prev: Option<Listed>,
-    next: Option<Listed>,
-}
-
-const NONE: Neighbours = Neighbours {
-    prev: None,
-    next: None,
-};
-
-/// The part of a context by which it is listed.
-pub(crate) struct Links(UnsafeCell<Neighbours>);
-
-// SAFETY: Links are used under the lock of the list only.
-unsafe impl Sync for Links {}
-
-impl Links {
-    pub(crate) const fn new() -> Self {
-        Self(UnsafeCell::new(NONE))
+// SAFETY: A context returns the same part each time.
+unsafe impl Linked for dyn Transfer {
+    #[inline]
+    fn links(&self) -> &Links<Self> {
+        Transfer::links(self)
     }
 }
 
-/// The first context of a list, whose lock protects the links of all.
-///
-/// # Invariants
-///
-/// From there on each has the address of the next one and of the one before. All are valid until
-/// they are removed.
-struct List(Option<Listed>);
+type List = links::List<dyn Transfer>;
 
-// SAFETY: Contexts are `Sync`, and have their links changed under the lock of the list only.
-unsafe impl Send for List {}
-
-impl List {
-    /// Returns the links of a context.
-    ///
-    /// # Safety
-    ///
-    /// The context is in this list, which is locked.
-    unsafe fn links<'a>(&'a mut self, at: Listed) -> &'a mut Neighbours {
-        // SAFETY: By the type invariant the context is valid, and its links are used under the lock
-        // only, which the exclusive reference to the list stands for.
-        unsafe { &mut *at.as_ref().links().0.get() }
-    }
-
-    /// Returns the callback of a transfer that was posted to a QP and has not ended.
-    fn find(&mut self, qp: *mut bindings::ib_qp) -> Option<*mut bindings::ib_cqe> {
-        let mut next = self.0;
-        while let Some(at) = next {
-            // SAFETY: By the type invariant the context is valid.
-            let context = unsafe { at.as_ref() };
-            if ptr::eq(context.posted_to(), qp) {
-                return Some(context.cqe());
-            }
-            // SAFETY: The context is in the list, which the caller has locked.
-            next = unsafe { self.links(at) }.next;
-        }
-        None
-    }
+/// Returns the callback of a transfer that was posted to a QP and has not ended.
+fn find(list: &List, qp: *mut bindings::ib_qp) -> Option<*mut bindings::ib_cqe> {
+    let mut of_qp = list.iter().filter(|it| ptr::eq(it.posted_to(), qp));
+    of_qp.next().map(|it| it.cqe())
 }
 
 /// All contexts, in lists by their address; part of the core module.
@@ -105,8 +65,7 @@ impl Table {
     pub(crate) fn new() -> Result<Pin<KBox<Self>>> {
         let init = pin_init!(Self {
             lists <- pin_init::pin_init_array_from_fn(|_| {
-                // INVARIANT: There is no context.
-                kernel::new_spinlock_irq!(List(None), "rdma::lost::Table")
+                kernel::new_spinlock_irq!(List::new(), "rdma::lost::Table")
             }),
         });
         let table = KBox::pin_init(init, GFP_KERNEL)?;
@@ -120,9 +79,10 @@ impl Table {
         TABLE.get().map_or(&[], |table| &table.lists)
     }
 
-    fn list_of(at: Listed) -> Option<&'static SpinLockIrq<List>> {
+    /// Returns the list of a context, the only one that it is put into.
+    fn list_of(context: &dyn Transfer) -> Option<&'static SpinLockIrq<List>> {
         // The golden ratio, as in `hash_long`.
-        let addr = at.cast::<u8>().as_ptr() as u64;
+        let addr = ptr::from_ref(context).addr() as u64;
         let hash = addr.wrapping_mul(0x61c8_8646_80b5_83eb) >> 32;
         Self::lists().get(hash as usize % BUCKETS)
     }
@@ -132,58 +92,29 @@ impl Table {
 ///
 /// # Safety
 ///
-/// The context is not listed, and is neither moved nor freed before [`remove`] was called for it.
+/// The context is neither moved nor freed before [`remove`] was called for it, nor is there an
+/// exclusive reference to it but that of its destructor.
 #[inline(never)]
 pub(crate) unsafe fn add(context: &(dyn Transfer + 'static)) {
-    let at = NonNull::from(context);
-    let Some(list) = Table::list_of(at) else {
-        return;
-    };
-    let mut list = list.lock();
-    let first = list.0.replace(at);
-    // INVARIANT: The context is valid until it is removed, and the links are those of its place.
-    //
-    // SAFETY: Both are in the list, which is locked.
-    unsafe {
-        list.links(at).next = first;
-        if let Some(first) = first {
-            list.links(first).prev = Some(at);
-        }
+    if let Some(list) = Table::list_of(context) {
+        // SAFETY: The context is put into no other list, and stays where it is until it is removed,
+        // as the caller promises.
+        unsafe { list.lock().push(context) };
     }
 }
 
 /// Takes a context out of its list. Any context.
-///
-/// # Safety
-///
-/// The context is listed.
 #[inline(never)]
-pub(crate) unsafe fn remove(context: &(dyn Transfer + 'static)) {
-    let at = NonNull::from(context);
-    let Some(list) = Table::list_of(at) else {
-        return;
-    };
-    let mut list = list.lock();
-    // INVARIANT: The neighbours have the addresses of each other.
-    //
-    // SAFETY: All are in the list, which is locked: the context, as the caller promises, and its
-    // neighbours by the invariant of the list.
-    unsafe {
-        let Neighbours { prev, next } = core::mem::replace(list.links(at), NONE);
-        match prev {
-            Some(prev) => list.links(prev).next = next,
-            None => list.0 = next,
-        }
-        if let Some(next) = next {
-            list.links(next).prev = prev;
-        }
+pub(crate) fn remove(context: &(dyn Transfer + 'static)) {
+    if let Some(list) = Table::list_of(context) {
+        // SAFETY: The context is put into no other list.
+        unsafe { list.lock().remove(context) };
     }
 }
 
 /// Returns whether a transfer that was posted to a QP has not ended.
 pub(crate) fn is_out(qp: *mut bindings::ib_qp) -> bool {
-    let is_in = |list: &SpinLockIrq<List>| list.lock().find(qp).is_some();
-    Table::lists().iter().any(is_in)
+    (Table::lists().iter()).any(|list| find(&list.lock(), qp).is_some())
 }
 
 /// Completes the transfers that were posted to a QP and have not ended, as flushed: their handlers
@@ -197,7 +128,7 @@ pub(crate) unsafe fn end(qp: *mut bindings::ib_qp, cq: *mut bindings::ib_cq, _cx
     for list in Table::lists() {
         let mut last = ptr::null_mut();
         loop {
-            let found = list.lock().find(qp);
+            let found = find(&list.lock(), qp);
             // One that does not end, as debugging finds its owner back, has the QP wait.
             let Some(cqe) = found.filter(|cqe| *cqe != last) else {
                 break;

@@ -8,13 +8,16 @@
 
 use crate::{
     debug,
+    links::{
+        Linked,
+        Links,
+        List, //
+    },
     prelude::internal::*,
     refs, //
 };
 use core::{
-    cell::UnsafeCell,
     marker::PhantomPinned,
-    mem,
     net::{
         IpAddr,
         SocketAddr, //
@@ -34,93 +37,11 @@ const REPORTED: usize = 16;
 
 kernel::sync::global_lock! {
     // SAFETY: `Table::new` initialises it when the module is loaded, before there is any object.
-    unsafe(uninit) static OBJECTS: Mutex<List> = List(NONE);
+    unsafe(uninit) static OBJECTS: Mutex<List<Object>> = List::new();
 }
 kernel::sync::global_lock! {
     // SAFETY: `Table::new` initialises it when the module is loaded, before there is any object.
     unsafe(uninit) static DETAILS: SpinLockIrq<()> = ();
-}
-
-/// The neighbours of an object in the list, each null if there is none.
-#[derive(Clone, Copy)]
-struct Links {
-    prev: *const Object,
-    next: *const Object,
-}
-
-const NONE: Links = Links {
-    prev: ptr::null(),
-    next: ptr::null(),
-};
-
-/// The list: its last and its first object. Its lock protects the links of all objects, too.
-///
-/// # Invariants
-///
-/// From the first object on, each has the address of the next one, and from the last on that of the
-/// one before. All are valid, and were listed and not dropped.
-struct List(Links);
-
-// SAFETY: Objects are `Sync`, and have their links changed under the lock of the list only.
-unsafe impl Send for List {}
-
-impl List {
-    fn iter(&self) -> impl Iterator<Item = &Object> {
-        // SAFETY: By the type invariant the address is null or that of a valid object: one that is
-        // dropped leaves the list, which is borrowed, so the links do not change.
-        let first = unsafe { self.0.next.as_ref() };
-        // SAFETY: The object is listed, so this holds for the link to its next one, too.
-        core::iter::successors(first, |object| unsafe {
-            (*object.links.get()).next.as_ref()
-        })
-    }
-
-    /// Returns the links of an object, or the list's own for null.
-    ///
-    /// # Safety
-    ///
-    /// `at` is null or a valid object.
-    unsafe fn links(&mut self, at: *const Object) -> &mut Links {
-        // SAFETY: `at` is null or valid, as the caller promises. Links are used only with the list
-        // borrowed, which it is mutably.
-        unsafe {
-            at.as_ref()
-                .map_or(&mut self.0, |object| &mut *object.links.get())
-        }
-    }
-
-    fn has(&self, object: &Object) -> bool {
-        // SAFETY: The list is borrowed, so the links are not changed.
-        let has_prev = unsafe { !(*object.links.get()).prev.is_null() };
-        has_prev || ptr::eq(self.0.next, object)
-    }
-
-    /// Adds an object at the end, unless it is listed.
-    fn push(&mut self, object: Pin<&Object>) {
-        let object = object.get_ref();
-        if !self.has(object) {
-            let (prev, next) = (self.0.prev, ptr::null());
-            // SAFETY: By the type invariant `prev` is null or valid.
-            // INVARIANT: The object is pinned, so valid until it is dropped, and now the last one.
-            unsafe {
-                *self.links(object) = Links { prev, next };
-                self.links(prev).next = object;
-                self.links(next).prev = object;
-            }
-        }
-    }
-
-    fn remove(&mut self, object: &Object) {
-        if self.has(object) {
-            // SAFETY: The neighbours are null or valid by the type invariant.
-            // INVARIANT: The neighbours have the addresses of each other.
-            unsafe {
-                let Links { prev, next } = mem::replace(self.links(object), NONE);
-                self.links(prev).next = next;
-                self.links(next).prev = prev;
-            }
-        }
-    }
 }
 
 /// The other end of an object. A port is 0 if it is not known.
@@ -225,7 +146,7 @@ const DEBUG: usize = cfg!(debug_assertions) as usize;
 
 /// The part of an object by which it is listed, with the reference to its device or client.
 pub(crate) struct Object {
-    links: UnsafeCell<Links>,
+    links: Links<Self>,
     /// The number that messages show.
     pub(crate) num: Option<u32>,
     /// Only for an address to be compared with; null unless the object is a QP.
@@ -242,10 +163,17 @@ pub(crate) struct Object {
     _pin: PhantomPinned,
 }
 
-// SAFETY: The pointer to a QP is only compared, links are used with a lock, the rest is `Send`.
+// SAFETY: The pointer to a QP is only compared, and the rest is `Send`.
 unsafe impl Send for Object {}
-// SAFETY: The pointer to a QP is only compared, links are used with a lock, the rest is `Sync`.
+// SAFETY: The pointer to a QP is only compared, and the rest is `Sync`.
 unsafe impl Sync for Object {}
+
+// SAFETY: The links are one field.
+unsafe impl Linked for Object {
+    fn links(&self) -> &Links<Self> {
+        &self.links
+    }
+}
 
 impl fmt::Display for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -280,7 +208,7 @@ impl Object {
     /// Returns an object that has this reference, and is yet to be listed.
     pub(crate) fn new(reference: impl Into<refs::Ref<dyn refs::Owner>>) -> Self {
         Self {
-            links: UnsafeCell::new(NONE),
+            links: Links::new(),
             reference: reference.into(),
             num: None,
             qp: [ptr::null(); DEBUG],
@@ -302,7 +230,9 @@ impl Object {
 
     /// Lists the object, until it is dropped.
     pub(crate) fn list(self: Pin<&Self>) {
-        OBJECTS.lock().push(self);
+        // SAFETY: The object is pinned, and leaves the list, the only one of objects, when it is
+        // dropped.
+        unsafe { OBJECTS.lock().push(self.get_ref()) };
     }
 
     /// Sets the QP, of which messages show the number and what is posted.
@@ -366,7 +296,8 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        OBJECTS.lock().remove(self);
+        // SAFETY: There is no other list of objects.
+        unsafe { OBJECTS.lock().remove(self) };
     }
 }
 

@@ -67,6 +67,7 @@ pub mod device;
 pub mod dma;
 pub mod ibcm;
 mod identity;
+mod links;
 mod lost;
 pub mod mad;
 pub mod message;

@@ -43,6 +43,7 @@ use crate::{
         self,
         Bidirectional, //
     },
+    links::Links,
     lost,
     prelude::internal::*,
     qp,
@@ -338,7 +339,7 @@ struct RawCtx {
     state: RwState,
     /// The length of the memory. It changes only while the context is borrowed exclusively.
     len: UnsafeCell<usize>,
-    links: lost::Links,
+    links: Links<dyn lost::Transfer>,
 }
 
 /// # Invariants
@@ -556,7 +557,7 @@ impl RawCtx {
             }),
             entry: UnsafeCell::new(None),
             len: UnsafeCell::new(0),
-            links: lost::Links::new(),
+            links: Links::new(),
         });
         // SAFETY: The context is new, stays in its box, and removes itself when it is dropped.
         unsafe { lost::add(&*this) };
@@ -963,13 +964,13 @@ impl Drop for RawCtx {
             self.unlist();
             self.finish(false);
         }
-        // SAFETY: `RawCtx::new` has listed the context, and only this takes it out.
-        unsafe { lost::remove(self) };
+        lost::remove(self);
     }
 }
 
-impl lost::Transfer for RawCtx {
-    fn links(&self) -> &lost::Links {
+// SAFETY: The links are one field.
+unsafe impl lost::Transfer for RawCtx {
+    fn links(&self) -> &Links<dyn lost::Transfer> {
         &self.links
     }
 

@@ -5,21 +5,19 @@
 //! Callbacks share a few work queues, some of them ordered, so a task that waits in a callback for
 //! another event may wait for ever: what would wait returns `EDEADLK`.
 
-use crate::prelude::internal::*;
-use core::{
-    cell::UnsafeCell,
-    marker::PhantomPinned, //
+use crate::{
+    links::{
+        Linked,
+        Links,
+        List, //
+    },
+    prelude::internal::*, //
 };
-
-/// The newest mark, or null.
-struct Marks(*const InCallback);
-
-// SAFETY: The marks are used under the lock of the list only.
-unsafe impl Send for Marks {}
+use core::marker::PhantomPinned;
 
 kernel::sync::global_lock! {
     // SAFETY: `init` initialises it when the module is loaded, before there is any callback.
-    unsafe(uninit) static MARKS: SpinLock<Marks> = Marks(ptr::null());
+    unsafe(uninit) static MARKS: SpinLock<List<InCallback>> = List::new();
 }
 
 /// Initialises the lock of the marks.
@@ -39,50 +37,57 @@ pub(super) fn current_task() -> usize {
 }
 
 /// A mark that the current task is in a callback, or in a handler that callbacks may wait for. It
-/// is on the task's stack.
-///
-/// # Invariants
-///
-/// This is in the list of `MARKS` once it is initialised, until it is dropped. `next` is the mark
-/// before it, or null, and is used under the lock of the list only.
+/// is on the task's stack, and in the list of `MARKS`.
 #[pin_data(PinnedDrop)]
 pub(crate) struct InCallback {
     task: usize,
-    next: UnsafeCell<*const Self>,
+    links: Links<Self>,
     #[pin]
     _pin: PhantomPinned,
+}
+
+// SAFETY: The links are one field.
+unsafe impl Linked for InCallback {
+    fn links(&self) -> &Links<Self> {
+        &self.links
+    }
 }
 
 impl InCallback {
     pub(crate) fn enter() -> impl PinInit<Self> {
         pin_init!(&this in Self {
             task: current_task(),
-            next: UnsafeCell::new(ptr::null()),
+            links: Links::new(),
             _pin: PhantomPinned,
             _: {
-                let mut marks = MARKS.lock();
-                // INVARIANT: The list begins with this.
-                // SAFETY: All fields are initialised, and the list is locked.
-                unsafe { *(*this.as_ptr()).next.get() = marks.0 };
-                marks.0 = this.as_ptr();
+                // SAFETY: All fields are initialised, and the mark is pinned.
+                unsafe { this.as_ref().list() };
             },
         })
     }
 
+    /// Adds a mark to the list. Not inlined, nor is [`Self::unlist`], as each callback has one.
+    ///
+    /// # Safety
+    ///
+    /// The mark is pinned.
+    #[inline(never)]
+    unsafe fn list(&self) {
+        // SAFETY: The mark is pinned, as the caller promises, and leaves the list, the only one of
+        // marks, when it is dropped.
+        unsafe { MARKS.lock().push(self) };
+    }
+
+    #[inline(never)]
+    fn unlist(&self) {
+        // SAFETY: There is no other list of marks.
+        unsafe { MARKS.lock().remove(self) };
+    }
+
     /// Returns whether the current task is in a callback.
     pub(crate) fn is_current() -> bool {
-        let (task, marks) = (current_task(), MARKS.lock());
-        let mut at = marks.0;
-        // SAFETY: By the type invariant the marks in the list are initialised and not yet dropped,
-        // which they are not while it is locked.
-        while let Some(mark) = unsafe { at.as_ref() } {
-            if mark.task == task {
-                return true;
-            }
-            // SAFETY: The list is locked.
-            at = unsafe { *mark.next.get() };
-        }
-        false
+        let task = current_task();
+        MARKS.lock().iter().any(|mark| mark.task == task)
     }
 
     /// Fails with `EDEADLK` if the current task is in a callback.
@@ -94,16 +99,6 @@ impl InCallback {
 #[pinned_drop]
 impl PinnedDrop for InCallback {
     fn drop(self: Pin<&mut Self>) {
-        let this: *const Self = &*self;
-        let mut marks = MARKS.lock();
-        let mut at: *mut *const Self = &mut marks.0;
-        // SAFETY: By the type invariant this is in the list, which is locked: each link up to that
-        // of this is valid, and so is the mark that it leads to.
-        unsafe {
-            while *at != this {
-                at = (**at).next.get();
-            }
-            *at = *self.next.get();
-        }
+        self.unlist();
     }
 }
