@@ -58,8 +58,8 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// - `inner.done` is the function `done::<T, ID>` or, since `ignore()` or `ignore_later()` was
-///   called, one that does nothing.
+/// - `inner.done` is the function `done::<T, ID>` or, since `ignore()` was called, one that does
+///   nothing.
 /// - This is invariant in `T`, and so is each type that embeds one in its parameters: an owner of a
 ///   request, and a handle of such owners, never becomes one of a supertype, with another handler.
 #[repr(transparent)]
@@ -349,40 +349,16 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     T::done(this, wc, &cx);
 }
 
-/// Has the completion of a request ignored that was posted and lost, so that its owner is not given
+/// Has completions of a callback ignored that are polled from here on: they do not give the owner
 /// back.
 ///
 /// # Safety
 ///
-/// The callback is valid, and its owner is not posted again.
+/// The callback is valid, and in an [`UnsafeCell`](core::cell::UnsafeCell) if there may be
+/// references to its owner.
 pub(crate) unsafe fn ignore<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
-    debug::deactivate(cqe.cast());
-    // SAFETY: The callback is valid, as the caller promises, and there is no reference to the owner
-    // of a request that is lost.
-    unsafe { set_ignored(cqe) };
-}
-
-/// As [`ignore`], while the request may complete, and be posted again by its handler: completions
-/// that are polled from here on are ignored. The caller calls [`ignore`] when the handlers that had
-/// begun have returned.
-///
-/// # Safety
-///
-/// The callback is valid, and in an [`UnsafeCell`](core::cell::UnsafeCell), as there may be
-/// references to its owner. No completion of the CQ is in an array of a caller, and if callers poll
-/// it, the poll lock is held.
-pub(crate) unsafe fn ignore_later<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
-    // SAFETY: The callback is valid, and in an `UnsafeCell`, as the caller promises.
-    unsafe { set_ignored(cqe) };
-}
-
-/// # Safety
-///
-/// The callback is valid. If there may be references to its owner it is in an
-/// [`UnsafeCell`](core::cell::UnsafeCell).
-unsafe fn set_ignored<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
     // SAFETY: The callback is valid, and may be written, as the caller promises. Should a poller
-    // read it at this moment, that is one word.
+    // read it at this moment, or another call write it, that is one word.
     unsafe { (&raw mut (*cqe).inner.done).write_volatile(Some(noted::ignored)) };
 }
 

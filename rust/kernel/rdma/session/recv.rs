@@ -15,6 +15,7 @@ use crate::{
         CqeHandler,
         Queue, //
     },
+    debug,
     dma::{
         Buf,
         Bufs,
@@ -189,7 +190,7 @@ type QpOf<T> = Qp<<T as RecvHandler>::Send, <T as RecvHandler>::Recv>;
 /// Both references exist until the receive has ended. They are used by its [`RecvRef`], or by
 /// `Table::end_lost`.
 struct Recv<T: RecvHandler> {
-    /// In a cell for [`cqe::ignore_later`].
+    /// In a cell for [`cqe::ignore`].
     cqe: UnsafeCell<Cqe<Self>>,
     buf: Buf<FromDevice>,
     conn: UnsafeCell<ManuallyDrop<Arc<T>>>,
@@ -308,9 +309,12 @@ impl<T: RecvHandler> Table<T> {
     /// There is no `RecvRef` of them, nor one given back by a completion.
     unsafe fn end_lost(&self) {
         for recv in self.recvs_out() {
-            // SAFETY: The receive is one of the table. It has no `RecvRef`, as the caller promises.
+            // SAFETY: The receive is one of the table, and its callback is in a cell. It has no
+            // `RecvRef`, as the caller promises.
             let ended = unsafe {
-                cqe::ignore((&raw mut (*recv.as_ptr()).cqe).cast::<Cqe<Recv<T>>>());
+                let cqe = UnsafeCell::raw_get(&raw const (*recv.as_ptr()).cqe);
+                debug::deactivate(cqe.cast());
+                cqe::ignore(cqe);
                 Recv::end(recv)
             };
             drop(ended);
@@ -341,9 +345,12 @@ impl<T: RecvHandler> qp::OnEnd for Table<T> {
 
     fn ignore(&self) {
         for recv in self.recvs_out() {
-            // SAFETY: The receive is one of the table, and its callback is in a cell. The caller
-            // has looked for arrays, and has the poll lock where there is one.
-            unsafe { cqe::ignore_later((&raw mut (*recv.as_ptr()).cqe).cast::<Cqe<Recv<T>>>()) };
+            // The receive may complete, and be posted again by its handler: `release` ends it when
+            // the handlers that had begun have returned. No completion is in an array, and where
+            // callers poll, the poll lock is held.
+            //
+            // SAFETY: The receive is one of the table, and its callback is in a cell.
+            unsafe { cqe::ignore(UnsafeCell::raw_get(&raw const (*recv.as_ptr()).cqe)) };
         }
     }
 
