@@ -921,6 +921,14 @@ mod private {
                     unsafe { bindings::kvfree_atomic(memory.cast()) };
                 }
             }
+
+            // SAFETY: The list is an allocation of its own, and describes one of the vector's own,
+            // to which there is no reference while this has it.
+            unsafe impl<D: Direction> SgOwner<D> for SgList<$vector> {
+                fn sgl(&mut self) -> Sgl<D> {
+                    self.table.sgl()
+                }
+            }
         )*};
     }
 
@@ -988,20 +996,6 @@ impl<T: private::Bytes> Drop for SgList<T> {
         unsafe { ManuallyDrop::take(&mut self.owner) }.free();
     }
 }
-
-macro_rules! owner {
-    ($($vector:ty),*) => {$(
-        // SAFETY: The list is an allocation of its own, and describes one of the vector's own, to
-        // which there is no reference while this has it.
-        unsafe impl<D: Direction> SgOwner<D> for SgList<$vector> {
-            fn sgl(&mut self) -> Sgl<D> {
-                self.table.sgl()
-            }
-        }
-    )*};
-}
-
-owner!(KVec<u8>, VVec<u8>, KVVec<u8>);
 
 // SAFETY: The list is an allocation of its own, and describes bytes that exist while this has a
 // reference to what has them. Nobody writes them, as it is shared, and no more does the device.
