@@ -36,11 +36,11 @@ use kernel::{
 const REPORTED: usize = 16;
 
 kernel::sync::global_lock! {
-    // SAFETY: `Table::new` initialises it when the module is loaded, before there is any object.
+    // SAFETY: `init` initialises it when the module is loaded, before there is any object.
     unsafe(uninit) static OBJECTS: Mutex<List<Object>> = List::new();
 }
 kernel::sync::global_lock! {
-    // SAFETY: `Table::new` initialises it when the module is loaded, before there is any object.
+    // SAFETY: `init` initialises it when the module is loaded, before there is any object.
     unsafe(uninit) static DETAILS: SpinLockIrq<()> = ();
 }
 
@@ -339,7 +339,8 @@ fn report(refs: &refs::Refs, who: &dyn fmt::Display) {
     }
 }
 
-struct AllObjects;
+/// The content of the file `objects`.
+pub(crate) struct AllObjects;
 
 impl debugfs::Writer for AllObjects {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -350,23 +351,19 @@ impl debugfs::Writer for AllObjects {
     }
 }
 
-/// The list, initialised, and its file; part of the core module.
-pub(crate) struct Table {
-    // As always with debugfs, a file that cannot be made is missing.
-    _file: Option<Pin<KBox<debugfs::File<AllObjects>>>>,
-}
+/// A file of debugfs. As always there, one that cannot be made is missing.
+pub(crate) type File<T> = Option<Pin<KBox<debugfs::File<T>>>>;
 
-impl Table {
-    /// # Safety
-    ///
-    /// Called once, when the module is loaded.
-    pub(crate) unsafe fn new(dir: &debugfs::Dir) -> Self {
-        // SAFETY: The caller calls this once, when the module is loaded.
-        unsafe {
-            OBJECTS.init();
-            DETAILS.init();
-        }
-        let file = KBox::pin_init(dir.read_only_file(c"objects", AllObjects), GFP_KERNEL).ok();
-        Self { _file: file }
+/// Initialises the list, and makes its file in a folder of debugfs.
+///
+/// # Safety
+///
+/// Called once, when the module is loaded.
+pub(crate) unsafe fn init(dir: &debugfs::Dir) -> File<AllObjects> {
+    // SAFETY: The caller calls this once, when the module is loaded.
+    unsafe {
+        OBJECTS.init();
+        DETAILS.init();
     }
+    KBox::pin_init(dir.read_only_file(c"objects", AllObjects), GFP_KERNEL).ok()
 }

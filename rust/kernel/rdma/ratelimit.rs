@@ -8,7 +8,10 @@
 //!
 //! C header: [`include/linux/ratelimit.h`](srctree/include/linux/ratelimit.h)
 
-use crate::prelude::internal::*;
+use crate::{
+    objects,
+    prelude::internal::*, //
+};
 use kernel::{
     debugfs,
     str::BStr,
@@ -32,7 +35,7 @@ const NAME: usize = 48;
 static COUNTS: [Atomic<u64>; PLACES + 1] = [const { Atomic::new(0) }; PLACES + 1];
 
 kernel::sync::global_lock! {
-    // SAFETY: `Table::new` initialises it when the module is loaded, before there is any message.
+    // SAFETY: `init` initialises it when the module is loaded, before there is any message.
     unsafe(uninit) static NAMES: SpinLockIrq<Names> = Names([[0; NAME]; PLACES]);
 }
 
@@ -58,10 +61,10 @@ impl Names {
     }
 }
 
-/// The file `ratelimited`.
-struct File;
+/// The content of the file `ratelimited`.
+pub(crate) struct NotPrinted;
 
-impl debugfs::Writer for File {
+impl debugfs::Writer for NotPrinted {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = NAMES.lock();
         for (name, count) in names.0.iter().zip(&COUNTS).filter(|(name, _)| name[0] != 0) {
@@ -76,23 +79,15 @@ impl debugfs::Writer for File {
     }
 }
 
-/// The counts, initialised, and their file; part of the core module.
-pub(crate) struct Table {
-    // As always with debugfs, a file that cannot be made is missing.
-    _file: Option<Pin<KBox<debugfs::File<File>>>>,
-}
-
-impl Table {
-    /// # Safety
-    ///
-    /// Called once, when the module is loaded.
-    pub(crate) unsafe fn new(dir: &debugfs::Dir) -> Self {
-        // SAFETY: The caller calls this once, when the module is loaded.
-        unsafe { NAMES.init() };
-        Self {
-            _file: KBox::pin_init(dir.read_only_file(c"ratelimited", File), GFP_KERNEL).ok(),
-        }
-    }
+/// Initialises the counts, and makes their file in a folder of debugfs.
+///
+/// # Safety
+///
+/// Called once, when the module is loaded.
+pub(crate) unsafe fn init(dir: &debugfs::Dir) -> objects::File<NotPrinted> {
+    // SAFETY: The caller calls this once, when the module is loaded.
+    unsafe { NAMES.init() };
+    KBox::pin_init(dir.read_only_file(c"ratelimited", NotPrinted), GFP_KERNEL).ok()
 }
 
 /// A limit of ten messages in each five seconds, as `struct ratelimit_state` has it by default.

@@ -127,8 +127,8 @@ crate::build_info!();
 struct Module {
     // Dropped first: its work items use all others.
     _queue: deferred::Queue,
-    _objects: objects::Table,
-    _ratelimited: ratelimit::Table,
+    _objects: objects::File<objects::AllObjects>,
+    _ratelimited: objects::File<ratelimit::NotPrinted>,
     _debug: Option<Pin<KBox<debug::Table>>>,
     _contexts: Pin<KBox<lost::Table>>,
     _noted: Pin<KBox<noted::Table>>,
@@ -136,17 +136,16 @@ struct Module {
 
 impl kernel::Module for Module {
     fn init(_module: &'static ThisModule) -> Result<Self> {
+        let dir = debugfs::Dir::new(c"rdma_rs");
         // SAFETY: `init` is called once, when the module is loaded.
-        unsafe {
+        let (objects, ratelimited) = unsafe {
             client::init();
             cm::init();
-        }
-        let dir = debugfs::Dir::new(c"rdma_rs");
+            (objects::init(&dir), ratelimit::init(&dir))
+        };
         Ok(Self {
-            // SAFETY: `init` is called once, when the module is loaded.
-            _objects: unsafe { objects::Table::new(&dir) },
-            // SAFETY: As before.
-            _ratelimited: unsafe { ratelimit::Table::new(&dir) },
+            _objects: objects,
+            _ratelimited: ratelimited,
             _queue: deferred::Queue::new()?,
             _debug: debug::Table::new()?,
             _contexts: lost::Table::new()?,
