@@ -378,28 +378,21 @@ impl Plan {
 
     /// Fails if a request is to be refused.
     pub(crate) fn refuses(&mut self) -> Result {
-        match &mut self.refuse {
-            None => Ok(()),
-            Some((0, errno)) => {
-                let errno = *errno;
-                self.refuse = None;
-                self.update();
-                Err(error(errno))
-            }
-            Some((after, _)) => {
-                *after -= 1;
-                Ok(())
-            }
-        }
+        self.fails(|plan| &mut plan.refuse)
     }
 
     /// Fails if the call that has just posted a request is to fail.
     pub(crate) fn lapses(&mut self) -> Result {
-        match &mut self.lapse {
+        self.fails(|plan| &mut plan.lapse)
+    }
+
+    /// Counts down to a failure. Fails once, when it is due.
+    fn fails(&mut self, of: fn(&mut Self) -> &mut Option<(u32, u32)>) -> Result {
+        match of(self) {
             None => Ok(()),
             Some((0, errno)) => {
                 let errno = *errno;
-                self.lapse = None;
+                *of(self) = None;
                 self.update();
                 Err(error(errno))
             }
