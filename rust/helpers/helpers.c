@@ -149,7 +149,7 @@ bool rdma_helper_may_sleep(void)
 EXPORT_SYMBOL_GPL(rdma_helper_may_sleep);
 
 #if defined(CONFIG_MODULES) && !defined(CONFIG_MODULE_UNLOAD)
-#error "rdma_rs waits for those who use a module: it needs CONFIG_MODULE_UNLOAD"
+#error "rdma_rs waits for the users of a module: it needs CONFIG_MODULE_UNLOAD"
 #endif
 
 #ifdef CONFIG_MODULES

@@ -105,8 +105,7 @@ pub trait Client: Sized + Send + Sync + 'static {
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
     /// Called when all devices that are present were added. An error ends the loading of the
-    /// module, which waits for all others that have a reference to it by then: in C such a module
-    /// is freed at once.
+    /// module, which C would free at once: it is freed when nobody else has a reference to it.
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
         Ok(())
     }
@@ -217,8 +216,8 @@ pub unsafe trait ModuleClient: Client {
 }
 
 /// Returns whether the module of a client is being unloaded, which begins when nobody has a
-/// reference to it: until then, another subsystem may use what the ULP has registered there.
-/// Loading may fail when it has done so: what the subsystem may use is left to it then, as before.
+/// reference to it. Until then another subsystem may use what the ULP has registered there, also
+/// where the loading of the module fails, for which this returns `false`.
 ///
 /// # Examples
 ///

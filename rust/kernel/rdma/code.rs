@@ -17,7 +17,7 @@ use kernel::time::{
     Delta, //
 };
 
-/// The time between two looks at the references to a module, in ms.
+/// The time after which the references to a module are counted again, in ms.
 const NAP_MS: u32 = 20;
 
 /// What a trait object tells of the module that has made it. All types have this, so that no ULP
@@ -97,7 +97,7 @@ impl Module {
         }
         // A task that was the last to put the module may not have left its code yet.
         //
-        // SAFETY: The caller may sleep.
+        // SAFETY: The token proves that this may sleep.
         unsafe { bindings::rdma_helper_synchronize_rcu_tasks() };
     }
 

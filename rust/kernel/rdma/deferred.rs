@@ -136,9 +136,9 @@ pub(crate) trait Teardown: Sized + Send + Sync + 'static {
         self.object().map_or_else(|| Queue::get(), Object::queue)
     }
 
-    /// Returns the batch that the value is torn down with, if there may be hundreds like it, whose
-    /// end waits for nothing: that of what the value has a reference to. Once the value is dropped
-    /// this is the same each time.
+    /// Returns the batch that the value is torn down with, for a type of which there may be
+    /// hundreds, and whose end waits for nothing. The value has a reference to what the batch is
+    /// part of. Once the value is dropped, this returns the same each time.
     fn batch(&self) -> Option<&Batch> {
         None
     }

@@ -62,7 +62,7 @@ pub(crate) struct Inner {
     /// Tears down what is made on the device. Dropped after the refs were killed, and waits for the
     /// end of its work items.
     queue: deferred::Workqueue,
-    /// What was dropped of the objects of which there may be hundreds.
+    /// The dropped objects of those types of which there may be hundreds.
     pub(crate) dropped: deferred::Batch,
 }
 
