@@ -134,20 +134,14 @@ macro_rules! ip_params {
                         $crate::param::kernel_param(
                             ::core::concat!(::core::stringify!($name), "\0"),
                             &$name,
-                            $crate::module_address!(),
+                            // SAFETY: Only the address is taken, of a symbol that each module has.
+                            unsafe {
+                                (&raw const $crate::client::crates::kernel::bindings::__this_module)
+                                    .cast_mut()
+                            },
                         );
                 };
             )+
         }
-    };
-}
-
-/// The address of the module that this is used in (`THIS_MODULE`).
-#[doc(hidden)]
-#[macro_export]
-macro_rules! module_address {
-    () => {
-        // SAFETY: Only the address is taken, of a symbol that each module has.
-        unsafe { (&raw const $crate::client::crates::kernel::bindings::__this_module).cast_mut() }
     };
 }
