@@ -703,22 +703,11 @@ unsafe fn map_table(
     }
 }
 
-/// Returns the address of an entry for the device (`sg_dma_address`, a macro).
-///
-/// # Safety
-///
-/// The entry is valid, and mapped.
-#[inline]
-unsafe fn dma_address(sg: *const bindings::scatterlist) -> u64 {
-    // SAFETY: The entry is valid, as the caller promises.
-    unsafe { (*sg).dma_address }
-}
-
 /// Returns the length of an entry for the device (`sg_dma_len`, a macro).
 ///
 /// # Safety
 ///
-/// As of [`dma_address`].
+/// The entry is valid, and mapped.
 #[inline]
 unsafe fn dma_len(sg: *const bindings::scatterlist) -> u32 {
     // SAFETY: The entry is valid, as the caller promises.
@@ -820,7 +809,7 @@ impl MappedList {
     /// Returns an entry for one of the list, which is mapped.
     fn sge(&self, sg: *mut bindings::scatterlist) -> Sge<'_> {
         // SAFETY: The entry is valid, as the owner of the memory keeps the list.
-        let (addr, length) = unsafe { (dma_address(sg), dma_len(sg)) };
+        let (addr, length) = unsafe { ((*sg).dma_address, dma_len(sg)) };
         // INVARIANT: The memory is mapped for the device of the PD while this is borrowed.
         Sge {
             addr,
