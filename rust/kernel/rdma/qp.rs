@@ -192,11 +192,6 @@ impl AnyQp {
         }
     }
 
-    /// See [`Qp::release_recvs`].
-    pub(crate) fn release_recvs(&self, cx: &Sleepable) -> Result {
-        self.inner.release_recvs(cx)
-    }
-
     fn destroy(self, cx: &Sleepable) -> Result {
         // iWARP waits for a later event of the connection.
         let waits_for_callback = self.inner.id.is_some() && self.inner.pd.device().is_iwarp();
@@ -329,7 +324,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// [`RecvRing`]: crate::session::RecvRing
     pub fn release_recvs(&self, cx: &Sleepable) -> Result {
-        self.any.release_recvs(cx)
+        self.any.inner.release_recvs(cx)
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.

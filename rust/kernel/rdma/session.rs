@@ -84,7 +84,7 @@ fn abandon(id: &cm::Id, qp: &AnyQp, cx: &Sleepable) {
     let _ = id.disconnect(cx);
     if let Err(e) = qp.drain(cx) {
         crate::pr_err_ratelimited!("QP {} was not drained ({e:?})\n", qp.num());
-        if let Err(e) = qp.release_recvs(cx) {
+        if let Err(e) = qp.inner.release_recvs(cx) {
             crate::pr_err_ratelimited!("QP {} keeps its receives ({e:?})\n", qp.num());
         }
     }

@@ -650,7 +650,7 @@ impl Inner {
     }
 
     /// See [`Qp::release_recvs`](super::Qp::release_recvs).
-    pub(super) fn release_recvs(&self, cx: &Sleepable) -> Result {
+    pub(crate) fn release_recvs(&self, cx: &Sleepable) -> Result {
         if self.is_polled_by_current() {
             return Err(EDEADLK);
         }
