@@ -41,7 +41,7 @@ pub trait Context: Sealed + Sized + 'static {
     ///
     /// The caller must run in a context that allows what this one allows, for as long as the token
     /// lives. `wc` is of a request that was posted with a handler that needs this context, to a QP
-    /// that completes where [`Provides`] says that it is valid. `cq` is the CQ of `wc`, and valid,
+    /// that completes where it is valid by [`Provides`]. `cq` is the CQ of `wc`, and valid,
     /// unless a caller of this crate has polled it: then it is null.
     #[doc(hidden)]
     #[inline]

@@ -295,7 +295,7 @@ impl Device {
         unsafe { bindings::rdma_helper_device_is_accessible(self.as_raw()) }
     }
 
-    /// Returns the number of completion vectors, at least 1, whatever the driver says.
+    /// Returns the number of completion vectors, at least 1, also where the driver has set none.
     pub fn num_comp_vectors(&self) -> u32 {
         // SAFETY: The device is registered by the invariant of `Inner`; the field is constant.
         let vectors = unsafe { (*self.as_raw()).num_comp_vectors };

@@ -589,8 +589,8 @@ impl Mapped {
     /// Returns `len` bytes of a piece, which are part of no other buffer.
     fn part(piece: &Arc<Self>, offset: usize, len: usize) -> Result<Self> {
         let memory = piece.bytes(offset, len)?.cast();
-        // INVARIANT: The bytes are in the piece, which is mapped as it says, and nothing else uses
-        // them.
+        // INVARIANT: The bytes are in the piece, which is mapped by its invariant, and nothing else
+        // uses them.
         Ok(Self {
             addr: piece.addr.wrapping_add(offset as u64),
             len: u32::try_from(len)?,

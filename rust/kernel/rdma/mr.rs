@@ -498,8 +498,8 @@ impl<M> From<MapError<M>> for Error {
 /// # Invariants
 ///
 /// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it has the
-/// state `S`. Both exist until this is dropped, but for the memory if the state says that it was
-/// taken out. This is covariant in `M`, as it is the only handle of the memory, and gives it away
+/// state `S`. Both exist until this is dropped, but for the memory if by the state it was taken
+/// out. This is covariant in `M`, as it is the only handle of the memory, and gives it away
 /// by value, once. States have no supertypes.
 pub struct Region<D: dma::AnyDirection, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     mr: ManuallyDrop<Mr>,
@@ -621,7 +621,7 @@ impl<D: dma::AnyDirection, M: Memory<D>> LentRegion<D, M> {
         if !self.state().take() {
             return None;
         }
-        // SAFETY: By the type invariant the memory is there, as the region was idle. By the state
+        // SAFETY: By the type invariant the memory exists, as the region was idle. By the state
         // it is not used from here on: there is no reference to it outside of methods, and this is
         // not `Sync`, so no other one runs.
         Some(unsafe { self.memory.assume_init_read() })
@@ -676,7 +676,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     fn memory(&self) -> Option<&M> {
         match self.state().is_taken() {
             true => None,
-            // SAFETY: By the type invariant the memory is there unless it was taken out.
+            // SAFETY: By the type invariant the memory exists unless it was taken out.
             false => Some(unsafe { self.memory.assume_init_ref() }),
         }
     }
@@ -800,7 +800,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Drop for Region<D, M, S> {
             return drop(unsafe { ManuallyDrop::take(&mut self.mr) });
         }
         let idle = self.is_idle();
-        // SAFETY: The memory is there, and the region is being dropped, and not used after this.
+        // SAFETY: The memory exists, and the region is being dropped, and not used after this.
         let (mr, memory) = unsafe { self.take() };
         mr.release(memory.keep(cqe::Sealed(())), idle);
     }

@@ -8,7 +8,7 @@
 //! which posts and polls have anyway.
 //!
 //! Such a request is posted with a callback of its own, that of its note, which calls the owner's.
-//! So a completion finds its note without a search, whatever else it says.
+//! So a completion finds its note without a search.
 
 use crate::{
     debug,
@@ -55,7 +55,7 @@ struct Key {
 ///
 /// It stays where it is until it is taken out of the table. It is taken out once: by the
 /// completion, by the end of the QP if there is none, or by a post that the driver refuses. `owner`
-/// is the callback of the request's owner, which is there until then.
+/// is the callback of the request's owner, which exists until then.
 #[repr(C)]
 struct Note {
     /// The callback that the request is posted with. The first field, to get back from it.
@@ -141,10 +141,10 @@ pub unsafe fn set(on: bool) -> Result {
             pr_err!("posts cannot be noted: this kernel has no static branches\n");
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: `NOTING` says that they are off, and nobody posts or polls meanwhile, as the
+        // SAFETY: By `NOTING` they are off, and nobody posts or polls meanwhile, as the
         // caller promises.
         (false, true) => to_result(unsafe { bindings::rdma_helper_branches_on() })?,
-        // SAFETY: `NOTING` says that they are on, and nobody posts or polls meanwhile, as the
+        // SAFETY: By `NOTING` they are on, and nobody posts or polls meanwhile, as the
         // caller promises.
         (true, false) => unsafe { bindings::rdma_helper_branches_off() },
         _ => {}
@@ -184,7 +184,7 @@ unsafe fn note(
         qp,
         note: bucket.last,
     };
-    // INVARIANT: The owner is there, as the caller promises; a node of the tree does not move.
+    // INVARIANT: The owner exists, as the caller promises; a node of the tree does not move.
     let note = Note {
         cqe: bindings::ib_cqe { done: Some(done) },
         owner,
@@ -214,7 +214,7 @@ unsafe fn take(note: NonNull<Note>) -> Option<*mut bindings::ib_cqe> {
         debug::report(NAME);
         return None;
     }
-    // SAFETY: By the invariant of `Note` it is there, and its fields do not change.
+    // SAFETY: By the invariant of `Note` it is valid, and its fields do not change.
     let (owner, key) = unsafe { ((*note.as_ptr()).owner, (*note.as_ptr()).key) };
     if let Some(bucket) = Table::bucket(key.qp) {
         let mut bucket = bucket.lock();
@@ -269,11 +269,11 @@ post!(post_recv, ib_recv_wr, Recv, rdma_helper_trace_post_recv_of);
 ///
 /// # Safety
 ///
-/// Called as [`trace::completion`](crate::trace::completion) says, by C, for a request that was
+/// Called as [`trace::completion`](crate::trace::completion) requires, by C, for a request that was
 /// posted with a note.
 unsafe extern "C" fn done(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     // SAFETY: C has passed `wc`, which may be written. The request completes once, by the driver's
-    // contract, so this takes its note. The owner is there, as it has not completed before.
+    // contract, so this takes its note. The owner exists, as it has not completed before.
     unsafe {
         let Some(owner) = take(note_of(wc)) else {
             return;
@@ -302,12 +302,12 @@ unsafe fn note_of(wc: *const bindings::ib_wc) -> NonNull<Note> {
     unsafe { NonNull::new_unchecked((*(*wc).__bindgen_anon_1.wr_cqe).cast()) }
 }
 
-/// Polls completions, as [`trace::poll_cq`](crate::trace::poll_cq). They say the callbacks of the
+/// Polls completions, as [`trace::poll_cq`](crate::trace::poll_cq). They have the callbacks of the
 /// owners.
 ///
 /// # Safety
 ///
-/// As that says.
+/// As of that.
 #[cold]
 pub(crate) unsafe fn poll_cq(
     cq: *mut bindings::ib_cq,
@@ -316,7 +316,7 @@ pub(crate) unsafe fn poll_cq(
 ) -> c_int {
     let ours: unsafe extern "C" fn(_, _) = done;
     // SAFETY: The CQ is valid, and there are `len` entries, as the caller promises; so many have
-    // been written by the device. The owner of each is not back, so its callback is there. One of
+    // been written by the device. The owner of each is not back, so its callback is valid. One of
     // a note is of a request that was posted with it, and completes here.
     unsafe {
         let n = bindings::rdma_helper_poll_cq(cq, len, wcs);

@@ -76,7 +76,7 @@ pub(crate) enum Sizes {
     Connection(Arc<dyn fmt::Display + Send + Sync>),
     /// [`Object::add_refused`] counts the requests that were refused.
     Listener,
-    /// Of the entries, [`Object::add_reserved`] says how many are reserved.
+    /// [`Object::add_reserved`] counts those of the entries that are reserved.
     Cq {
         context: &'static str,
         entries: u32,
@@ -303,7 +303,7 @@ impl Drop for Object {
 
 /// Kills the refs of `owner` and waits until nothing references it (`percpu_ref_kill`). Every ten
 /// seconds messages of `who` count the references that are left, and name the objects that have
-/// them. A signal does not end the wait; a message says so when the task is killed.
+/// them. A signal does not end the wait, of which a message tells when the task is killed.
 pub(crate) fn kill_and_wait(owner: &dyn refs::Owner, who: &dyn fmt::Display, cx: &Sleepable) {
     let refs = owner.refs();
     if !refs.count.kill() {

@@ -94,10 +94,10 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// That of a receive, before its completion says the rest.
+    /// That of a receive, before its completion.
     const RECV: Self = Self::Recv { len: 0, imm: None };
 
-    /// Adds what the completion says, which does not tell the type of the operation.
+    /// Adds what the completion has, which does not tell the type of the operation.
     fn complete(self, wc: Success<'_>) -> Self {
         let len = wc.byte_len();
         match (self, wc.imm_data()) {

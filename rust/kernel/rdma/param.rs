@@ -92,7 +92,7 @@ pub const fn kernel_param(
 }
 
 /// Declares parameters of the module that are IP addresses, of version 4 or 6 (`module_param`): the
-/// module is not loaded with anything else, and the kernel says so. They are in a module
+/// module is not loaded with anything else, and the kernel reports it. They are in a module
 /// `ip_parameters`. A module that is built into the kernel has none.
 ///
 /// # Examples

@@ -945,7 +945,7 @@ impl RawCtx {
 
 impl qp::PreparedCtx for RawCtx {
     unsafe fn take_back(&self) {
-        // It stays prepared until it has ended: a state that says it is posted would have it
+        // It stays prepared until it has ended: in the state of one that is posted it would be
         // completed as lost.
         if self.state.is_prepared() {
             // SAFETY: There is no handle of the QP, so nobody posts this, and nobody else takes it

@@ -314,7 +314,7 @@ impl Drop for OwnMapping {
 /// C keeps both in a `struct sg_table`, beside the number of entries that were allocated
 /// (`orig_nents`), of which `blk_rq_map_sg()` fills as many as the request has segments.
 ///
-/// Of memory that goes [`OneWay`] it also says which.
+/// Of memory that goes [`OneWay`] it also has the direction.
 pub struct Sgl<D: AnyDirection> {
     first: *mut bindings::scatterlist,
     entries: u32,

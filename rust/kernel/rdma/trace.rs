@@ -87,7 +87,7 @@ pub(crate) trait Queue<W> {
 
     /// Posts a list of requests (`ib_post_send`, `ib_post_recv`, `ib_post_srq_recv`). With debug
     /// assertions, one that would complete to other code is refused with `EPERM`, as if by the
-    /// driver. Where posts are [noted](crate::noted), this one is if `noted` says so.
+    /// driver. Where posts are [noted](crate::noted), this one is if `noted` is set.
     ///
     /// # Safety
     ///
@@ -105,7 +105,7 @@ pub(crate) trait Queue<W> {
 
     /// Posts a request that is alone. The driver names a request that it refuses (`bad_wr`), as the
     /// last thing that it does with it, in the successor of the request itself: that is null, so it
-    /// says whether there is a name.
+    /// shows whether there is a name.
     ///
     /// # Safety
     ///

@@ -155,7 +155,7 @@ pub struct Remote {
 ///
 /// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `post_send` is its
 /// driver's operation. `recv_cq` is the CQ of its receives, and is valid, as is `reg_lock`. `iwarp`
-/// says whether its device is one of iWARP. Unless `rw_idle` is `RwState::NEVER`, QP and device
+/// is set if its device is one of iWARP. Unless `rw_idle` is `RwState::NEVER`, QP and device
 /// have the limits that `rdma_rw` divides by, and the QP has a port.
 #[doc(hidden)]
 #[repr(C)]
@@ -282,7 +282,7 @@ pub(crate) unsafe fn write_tail(to: *mut bindings::ib_send_wr, cqe: *mut binding
     }
 }
 
-/// A request for the send queue, with up to `N` scatter/gather entries, to do what `O` says. One
+/// A request for the send queue, with up to `N` scatter/gather entries, of the operation `O`. One
 /// that is posted by itself is signaled: when it completes, the handler `ID` of its owner gets that
 /// back. That is handler 0, unless [`SendWr::done_by`] names another one.
 ///
@@ -315,7 +315,7 @@ mod private {
 
     pub trait Sealed {}
 
-    /// What [`SendOp`] says, where no ULP can say it: that `F` has no reference to what the
+    /// The meaning of [`SendOp`], which no ULP can implement: `F` has no reference to what the
     /// completion of this operation may change in another thread.
     pub trait SendOpFor<F>: Op {}
 
@@ -614,7 +614,7 @@ impl<const N: usize, const ID: u64> SendWr<'_, N, RdmaOp, ID> {
 
 /// An atomic operation on eight bytes of a peer's memory, aligned to eight. Their old value goes to
 /// eight bytes of local memory, in the byte order of this CPU. It is atomic with respect to the
-/// device's other operations, and to the peer's CPU where the peer's device says so. iWARP has
+/// device's other operations, and to the peer's CPU where the peer's device has that. iWARP has
 /// none: posting one there is `EOPNOTSUPP`.
 ///
 /// # Examples
@@ -804,7 +804,7 @@ pub struct PostError<P> {
     /// If some requests of a chain or a transfer were posted, the QP keeps it and drops it once a
     /// drain has proved that it is out of use. If the driver did not name the request that it has
     /// refused, as siw does after it has queued one, the last request may complete yet, which gives
-    /// the owner to its handler, or never, and the owner is leaked; the log says so.
+    /// the owner to its handler, or never, and the owner is leaked, with a message in the log.
     pub owner: Option<P>,
     /// The number of requests that were posted, above the error number. In one word, so that a post
     /// returns two registers.

@@ -22,13 +22,12 @@ use core::cell::{
 /// runs them one after the other. An example is the list of free responses of a connection whose
 /// queues complete to one CQ.
 ///
-/// A handler passes the completion that it was called with, and that says whether it may: a compare
-/// of its address. A handler has no access (`EINVAL`) if it is one of another CQ, or one that may
-/// run beside others of this CQ: those of completions in a [`WcArray`](super::WcArray), of a
-/// transfer or a request that the device has lost, and of what C's drain of an SRQ polls. Neither
-/// has that of a local invalidation ([`InvWr`](crate::mr::InvWr)) which has failed, if a caller has
-/// polled it: it gets a copy of the completion. Such a handler does without: it drops what it would
-/// have put into the list.
+/// A handler passes the completion that it was called with, whose address is compared. It has no
+/// access (`EINVAL`) if it is one of another CQ, or one that may run beside others of this CQ:
+/// those of completions in a [`WcArray`](super::WcArray), of a transfer or a request that the
+/// device has lost, and of what C's drain of an SRQ polls. Neither has that of a local invalidation
+/// ([`InvWr`](crate::mr::InvWr)) which has failed, if a caller has polled it: it gets a copy of the
+/// completion. Such a handler does without: it drops what it would have put into the list.
 ///
 /// The cell has a handle of the CQ.
 ///

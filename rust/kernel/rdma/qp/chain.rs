@@ -333,13 +333,13 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
     }
 
     /// Posts the chain, signaled at its end if there is a `tail` callback for that. Where posts are
-    /// noted, it is if `noted` says so.
+    /// noted, it is if `noted` is set.
     ///
     /// # Safety
     ///
     /// What the requests are made of lives until the tail completes or, without one, until a
     /// signaled request that is posted later completes or the QP was drained. The callback of what
-    /// is noted is that of an owner, as [`noted`](crate::noted) says.
+    /// is noted is that of an owner, as [`noted`](crate::noted) requires.
     #[inline(always)]
     pub(crate) unsafe fn post(
         self,
@@ -443,7 +443,7 @@ pub struct Batch<'q, P: CqePointer<ID>, const ID: u64 = 0> {
 pub(crate) enum ChainError {
     /// It was not made.
     Unmade(Error),
-    /// The driver has refused a request behind so many others, if it says so.
+    /// The driver has refused a request, behind so many others if it has named it.
     Refused(Error, Option<usize>),
 }
 
@@ -610,7 +610,7 @@ impl AnyQp {
     where
         P: CqePointer<ID>,
     {
-        // SAFETY: The owner that was given up is there unless all is posted, when nothing is marked
+        // SAFETY: The owner that was given up is alive unless all is posted, when nothing is marked
         // that has to be taken back.
         let (error, posted) = unsafe { refused.take_back(self.names_first()) };
         let owner = match posted {

@@ -167,7 +167,7 @@ impl Tables {
     pub(super) fn iter(&self) -> impl Iterator<Item = &dyn OnEnd> + Clone {
         let first = self.list.head.lock().as_deref().map(NonNull::from);
         // SAFETY: By the type invariant the node stays in the list, which is borrowed, and a node
-        // does not change once it is there.
+        // does not change once it is listed.
         let mut next = first.map(|first| unsafe { first.as_ref() });
         core::iter::from_fn(move || {
             let node: &Node = next?;

@@ -312,7 +312,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             Ok(()) if signaled => (self.unsignaled, self.reads) = (0, false),
             Ok(()) => (self.unsignaled, self.reads) = (self.unsignaled + 1, reads),
             // SAFETY: These are the requests of the entry, and the last one was to be signaled if
-            // that says so. The QP is borrowed, and is that of the ring, as was just checked.
+            // `signaled` is set. The QP is borrowed, and is that of the ring, as was just checked.
             Err(refused) => return Err(unsafe { self.refused(refused, signaled, reads) }),
         }
         Ok(())
@@ -322,7 +322,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     ///
     /// # Safety
     ///
-    /// They are those of the last entry that was published, which says `signaled`, and the caller
+    /// They are those of the last entry that was published, with this `signaled`, and the caller
     /// has the QP of the ring.
     #[cold]
     unsafe fn refused<const SGES: usize>(

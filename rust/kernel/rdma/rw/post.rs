@@ -70,7 +70,7 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
         return debug::report(core::any::type_name::<T>());
     }
     // SAFETY: This is the last request, so none is outstanding. The completion has the context,
-    // and its callback says by which function it was begun.
+    // and its callback is that of the way in which it was begun.
     let user = unsafe {
         match ALL {
             true => RawCtx::end(wc),
@@ -299,12 +299,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// [`Ctx::cancel`], wherever its context is: that does not keep the QP. Only a view of
     /// [`Ctx::cpu`] does, until it is dropped.
     ///
-    /// Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if `rw` says that the
-    /// transfer is prepared, if the range is empty or not inside of the memory, if there is none,
-    /// or the QP was created without contexts, is not initialised, has no entries, or so few that C
+    /// Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if `rw` is a transfer
+    /// that is prepared, if the range is empty or not inside of the memory, if there is none, or
+    /// the QP was created without contexts, is not initialised, has no entries, or so few that C
     /// could not make the requests in one piece, or MRs are needed and cannot map the entries of
-    /// the list; `EAGAIN` if MRs are needed and all are in use; `ENOMEM`. See
-    /// Documentation/mr.rst.
+    /// the list; `EAGAIN` if MRs are needed and all are in use; `ENOMEM`. See Documentation/mr.rst.
     ///
     /// [`Ctx`]: crate::rw::Ctx
     /// [`Ctx::cancel`]: crate::rw::Ctx::cancel

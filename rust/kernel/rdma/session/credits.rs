@@ -40,7 +40,7 @@ use kernel::sync::{
 ///     credits.wait(5_000, cx)?.spend(post)
 /// }
 ///
-/// /// The peer's message says that it has posted so many receives again.
+/// /// The peer has posted so many receives again, by its message.
 /// fn received(credits: &SendCredits, more: u16) -> Result {
 ///     credits.give(more.into())
 /// }

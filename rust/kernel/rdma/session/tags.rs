@@ -123,7 +123,7 @@ pub trait Exchange: Sized + 'static {
     const IN_TURN: bool = false;
 
     /// The send has completed. The reply may have come before. `wc` may be that of a request behind
-    /// it, as [`Tag::post_in_turn`] says.
+    /// it: see [`Tag::post_in_turn`].
     fn sent(request: &Self::Request, wc: &Wc, cx: &Self::Needs) {
         let _ = (request, wc, cx);
     }
@@ -175,9 +175,8 @@ impl TagId {
 ///
 /// # Invariants
 ///
-/// `table` is the table that this is part of, as number `index`, of which `bit` of `word` says
-/// whether it is free. The parts are used as `state` says: `request` by references until both
-/// halves are back.
+/// `table` is the table that this is part of, as number `index`, which `bit` of `word` marks as
+/// free. The parts are used as `state` allows: `request` by references until both halves are back.
 struct Slot<X: Exchange> {
     cqe: Cqe<Self>,
     inv_cqe: Cqe<Self, INV>,
@@ -206,7 +205,7 @@ impl<X: Exchange> cqe::HasCqe<INV> for Slot<X> {
 }
 
 /// The slot of a tag that is held, or of which a half is out. A copy is not used after that, unless
-/// the QP is there, whose keeper has the table. It owns the send while that is out, and an
+/// the QP exists, whose keeper has the table. It owns the send while that is out, and an
 /// invalidation while the reply is being handled.
 ///
 /// # Invariants
@@ -223,7 +222,7 @@ impl<X: Exchange> Clone for SlotRef<X> {
 
 impl<X: Exchange> Copy for SlotRef<X> {}
 
-// SAFETY: The parts are `Send`, and are used by one thread at a time, as the state says. The
+// SAFETY: The parts are `Send`, and are used by one thread at a time, as the state allows. The
 // connection is `Send` and `Sync`.
 unsafe impl<X: Exchange> Send for SlotRef<X> {}
 
@@ -249,7 +248,7 @@ impl<X: Exchange> SlotRef<X> {
     #[cold]
     fn stray(self, half: Half) {
         if self.state.stray(half) {
-            // INVARIANT: The caller holds the tag, as `State::stray` says.
+            // INVARIANT: The caller holds the tag, as `State::stray` has returned `true`.
             X::ended(Tag(self));
         }
     }
@@ -574,7 +573,7 @@ impl<X: Exchange> Tag<X> {
                 slot.state.start();
                 cqe::CqePointer::<0>::into_cqe(slot, cqe::Sealed(()))
             };
-            // The table is there while `qp` is.
+            // The table is valid while `qp` is.
             let names_first = || slot.table().header.names_first;
             qp.any
                 .post_shared(slot.request.get(), start, names_first, make)
@@ -642,7 +641,7 @@ impl<X: Exchange> Tag<X> {
     {
         const { assert!(X::IN_TURN, "`Exchange::IN_TURN` is not set") };
         let slot = self.0;
-        // The table is there while `qp` is.
+        // The table is valid while `qp` is.
         let table = slot.table();
         if let Err(error) = table.header.posts_to(qp) {
             return Err(PostError::new(self, error));
@@ -720,7 +719,7 @@ impl<X: Exchange> Drop for Tag<X> {
     #[inline]
     fn drop(&mut self) {
         let (slot, bit) = (self.0, self.0.bit);
-        // SAFETY: By the invariant of `Slot` this is the tag's word, which is there, as the tag is
+        // SAFETY: By the invariant of `Slot` this is the tag's word, which is valid, as the tag is
         // held.
         let word = unsafe { slot.word.as_ref() };
         if !word.put(bit) {
@@ -763,7 +762,7 @@ impl<X: Exchange> Reply<'_, X> {
     where
         C: Provides<X::Needs>,
     {
-        // The table is there while `qp` is.
+        // The table is valid while `qp` is.
         let slot = self.0;
         let table = slot.table();
         if let Err(error) = table.header.posts_to(qp) {

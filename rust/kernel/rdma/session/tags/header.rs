@@ -251,7 +251,7 @@ impl Header {
     ///
     /// The caller has the tag or the handle that `give_up` gives up.
     unsafe fn put(this: NonNull<Self>, give_up: impl FnOnce(&Self, &mut Locked)) -> bool {
-        // SAFETY: The table is there, as the caller has a part of it, and is freed by one that
+        // SAFETY: The table is valid, as the caller has a part of it, and is freed by one that
         // holds the lock after this, if not by the caller.
         let header = unsafe { this.as_ref() };
         let mut locked = header.lock.lock();

@@ -66,7 +66,7 @@ pub(super) enum Half {
 ///
 /// # Invariants
 ///
-/// - While no half is out, what is there belongs to the holder of the tag.
+/// - While no half is out, the parts belong to the holder of the tag.
 /// - Until then, what is posted is only read. While the reply is being handled, its part belongs to
 ///   its handler; while it has not come, to nobody.
 pub(super) struct State {
@@ -94,7 +94,7 @@ impl State {
     #[inline]
     pub(super) fn start(&self) {
         let now = self.now.load(Ordering::Relaxed);
-        // INVARIANT: The caller held the tag. Release: what it wrote is there for the handlers.
+        // INVARIANT: The caller held the tag. Release: what it wrote is seen by the handlers.
         self.now.store(now | SEND | REPLY, Ordering::Release);
     }
 
@@ -102,7 +102,7 @@ impl State {
     /// was waited for: its part belongs to the caller then, a handler of the CQ.
     #[inline]
     pub(super) fn take_reply(&self, generation: u16, mask: Mask) -> bool {
-        // Acquire: what the holder of the tag has written is there.
+        // Acquire: what the holder of the tag has written is seen.
         let now = self.now.load(Ordering::Acquire);
         let differs = now ^ u32::from(generation).wrapping_mul(GENERATION);
         if differs & mask.0 != REPLY {
