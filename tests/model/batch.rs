@@ -3,7 +3,7 @@
 //! What is dropped is torn down once, and after all use of it: by the work item of the first of a
 //! batch.
 
-use crate::batch_state::{Batch, Linked, Next};
+use crate::batch_state::{Batch, Batched, Next};
 use loom::{
     cell::UnsafeCell,
     sync::{
@@ -18,7 +18,7 @@ struct Item {
     used: UnsafeCell<u32>,
 }
 
-impl Linked for Item {
+impl Batched for Item {
     fn next(&self) -> &Next<Item> {
         &self.next
     }

@@ -27,7 +27,7 @@ use crate::{
     published::Published, //
 };
 use batch::{
-    Linked,
+    Batched,
     Next, //
 };
 use core::{
@@ -119,7 +119,7 @@ struct Member {
     end: unsafe fn(*mut Member, &Sleepable),
 }
 
-impl Linked for Member {
+impl Batched for Member {
     fn next(&self) -> &Next<Self> {
         &self.next
     }

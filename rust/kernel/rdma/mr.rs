@@ -21,9 +21,9 @@ pub use reg::{
     RegWr,
     Registration, //
 };
+use state::Lent;
 pub use state::{
     Exclusive,
-    Lent,
     Shared,
     State, //
 };

@@ -21,8 +21,8 @@ impl<T> Next<T> {
     }
 }
 
-/// What can be in a batch.
-pub(crate) trait Linked: Sized {
+/// An item that can be in a batch.
+pub(crate) trait Batched: Sized {
     fn next(&self) -> &Next<Self>;
 }
 
@@ -34,7 +34,7 @@ pub(crate) trait Linked: Sized {
 /// out, and in no other list.
 pub(crate) struct Batch<T>(AtomicPtr<T>);
 
-impl<T: Linked> Batch<T> {
+impl<T: Batched> Batch<T> {
     pub(crate) fn new() -> Self {
         // INVARIANT: There is none.
         Self(AtomicPtr::new(ptr::null_mut()))

@@ -115,7 +115,7 @@ pub unsafe trait State: private::Sealed + Sized + Send + 'static {
 pub struct Exclusive<const LENT: bool = false>(Cell<u64>);
 
 /// The state of a region whose memory can be taken out.
-pub type Lent = Exclusive<true>;
+pub(super) type Lent = Exclusive<true>;
 
 impl Exclusive {
     #[cfg(test)]
