@@ -33,6 +33,8 @@ TARGETS = {"c": "nvmet-rdma", "rust": "nvmet_rdma_rs"}
 CORES = ("rdma_rs", "nvmet", "nvme-fabrics", "nvme-core", "nvme-auth", "nvme-keyring")
 # Modules of build/ that modprobe is told of.
 INSTALLED = Path("/run/modprobe.d/nvme.conf")
+# Where file systems are mounted.
+FOLDER = Path("/run/nvme-tree")
 # The parameters that modules are loaded with, by their names.
 PARAMETERS = {}
 HOSTNQN = "nqn.2014-08.org.nvmexpress:uuid:6c1e1d34-6f0b-4a0c-8d5a-4f5d1f2b9a{:02x}"
@@ -463,6 +465,17 @@ class Controller:
         return until(ready, f"no block device for namespace {nsid} of {self.target.nqn}")
 
 
+@contextmanager
+def mounted(disk, *options):
+    """Has the file system on a disk mounted, and gives its folder."""
+    FOLDER.mkdir(exist_ok=True)
+    sh("mount", *options, disk, FOLDER)
+    try:
+        yield FOLDER
+    finally:
+        sh("umount", FOLDER)
+
+
 def fio_words(filename, *jobs, **options):
     """The command line of fio for jobs, one after the other, of options with their values: those of all, and those of
     each. Data are verified to the last byte."""
@@ -507,7 +520,7 @@ def completed(disk):
 
 
 class Load:
-    """A job of fio that runs beside what the test does: with Load(disk, ...) as load: ...
+    """A job of fio that runs beside what the test does: with Load(disk, ...) as load: ... The file may be one on a disk.
 
     Without a job of its own it writes at random, and verifies what it has written, until it is stopped."""
 
@@ -515,8 +528,8 @@ class Load:
     FLOWING = 64
     JOB = {"rw": "randwrite", "verify": "crc32c", "verify_backlog": 64, "iodepth": 16, "time_based": 1, "runtime": 3600}
 
-    def __init__(self, filename, **job):
-        self.disk, self.words = filename, fio_words(filename, **{**self.JOB, **job})
+    def __init__(self, filename, disk=None, **job):
+        self.disk, self.words = disk or filename, fio_words(filename, **{**self.JOB, **job})
         self.process = self.figures = None
 
     def __enter__(self):

@@ -7,12 +7,11 @@ import random
 import re
 import shutil
 import subprocess
-from contextlib import contextmanager
 from pathlib import Path
 
 import nvme
 from case import BUILD, STOCK, sh
-from nvme import File, Load, Loop, Null, Ram
+from nvme import File, Load, Loop, Null, Ram, mounted
 from nvme_ground import MIB, case, jobs_of, read_at, write_at
 
 DEPTHS = (1, 16, 64)
@@ -21,7 +20,6 @@ KIB = 1024
 SIZES = {"512 B": (512, {}), "4 KiB": (4 * KIB, {}), "4 KiB across pages": (4 * KIB, {"mem_align": 512}),
          "16 KiB": (16 * KIB, {}), "64 KiB": (64 * KIB, {}), "128 KiB": (128 * KIB, {}), "1 MiB": (MIB, {})}
 EDGES = (512, 3584, 4096, 4608, 16384, 16896)
-FOLDER = Path("/run/nvme-tree")
 # What the tool shows of IB_POLL_DIRECT, which had another number when its names were written.
 DIRECT = "UNBOUND_WORKQUEUE"
 
@@ -295,16 +293,6 @@ def two_controllers(ground):
             ground.verify(other.disk(), second, bs="16k", iodepth=16, size="2m")
             ground.stop(load)
         ground.verify(one.disk(), first, iodepth=16, size="512k")
-
-
-@contextmanager
-def mounted(device, *options):
-    FOLDER.mkdir(exist_ok=True)
-    sh("mount", *options, device, FOLDER)
-    try:
-        yield FOLDER
-    finally:
-        sh("umount", FOLDER)
 
 
 def same(one, other):
