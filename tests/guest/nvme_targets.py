@@ -72,6 +72,14 @@ def right(queue, command, **how):
     queue.reply(command.cid, key=key_of(command), **how)
 
 
+def unscheduled(host):
+    """Has a host's disk no scheduler, with which ids count the uses of its own tags. Returns the disk."""
+    disk = host.disk()
+    _, failed = host.beside(lambda: nvme.write(Path("/sys/block", disk.name, "queue/scheduler"), "none"))
+    assert not failed, failed
+    return disk
+
+
 def again(ground, peer, change):
     """Replies to READs, and again to a tag that is idle: of those that were used, that which was not for the longest
     time, as a host may keep those of the last commands until a SEND behind them has completed."""
@@ -83,6 +91,7 @@ def again(ground, peer, change):
             used[command.cid & 0xfff] = command.cid
         return False
     with ground.connected(target) as host:
+        unscheduled(host)
         target.lie, queue = note, target.queue(1)
         got = {word(host.io(wire.READ)) for _ in range(2 * queue.depth)}
         queue.reply(next(iter(used.values())) + change & 0xffff)
@@ -216,10 +225,7 @@ def unseen(ground, peer, opcode, length):
     # Data of this length come with the command.
     target.identity = {1792: ("I", (wire.CAPSULE + LENGTH) // 16)}
     with one_cpu(), ground.connected(target) as host:
-        queue, disk = target.queue(1), host.disk()
-        # With a scheduler, ids count the uses of its own tags.
-        _, failed = host.beside(lambda: nvme.write(Path("/sys/block", disk.name, "queue/scheduler"), "none"))
-        assert not failed, failed
+        queue, disk = target.queue(1), unscheduled(host)
         target.lie = lambda at, command: at is queue and seen.append(command.cid)
 
         def read(count):
