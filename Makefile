@@ -47,6 +47,8 @@ checked:
 	[ -f $(KDIR)/include/config/auto.conf ] || die "$(KDIR) is no prepared kernel tree"; \
 	[ '$(CONFIG_RUST)' ] || die "the kernel of $(KDIR) has no Rust (CONFIG_RUST)"; \
 	[ '$(CONFIG_MODULE_UNLOAD)' ] || die "the kernel of $(KDIR) unloads no modules (CONFIG_MODULE_UNLOAD)"; \
+	[ '$(CONFIG_TASKS_RCU)' ] || [ ! '$(CONFIG_PREEMPTION)' ] || \
+		die "the kernel of $(KDIR) cannot wait for a task that was preempted (CONFIG_TASKS_RCU)"; \
 	[ -f $(KDIR)/rust/libkernel.rmeta ] || die "$(KDIR) has no Rust metadata (rust/libkernel.rmeta);" \
 		"for stock Debian kernels, make deb makes a package of it"; \
 	revision() { sed 's/.*" \(.*\)"/\1/' $(KDIR)/$$1/package.h; }; \

@@ -151,6 +151,9 @@ EXPORT_SYMBOL_GPL(rdma_helper_may_sleep);
 #if defined(CONFIG_MODULES) && !defined(CONFIG_MODULE_UNLOAD)
 #error "rdma_rs waits for the users of a module: it needs CONFIG_MODULE_UNLOAD"
 #endif
+#if defined(CONFIG_MODULES) && defined(CONFIG_PREEMPTION) && !defined(CONFIG_TASKS_RCU)
+#error "rdma_rs waits for tasks that were preempted in a module: it needs CONFIG_TASKS_RCU"
+#endif
 
 #ifdef CONFIG_MODULES
 /* Of kernel/module/internal.h, where modules do not see it. */

@@ -76,8 +76,9 @@ impl Module {
         (!self.0.is_null()).then(state)
     }
 
-    /// Waits for all others that have a reference to the module, if it is still being loaded: when
-    /// that fails, C frees it whoever has one.
+    /// Waits for all others that have a reference to the module, and for tasks that were preempted
+    /// in it, if it is still being loaded: when that fails, C frees it whoever has one. Takes a
+    /// tenth of a second at least.
     pub(crate) fn wait_for_users(self, name: &CStr, _cx: &Sleepable) {
         if self.state() != Some(bindings::module_state_MODULE_STATE_COMING) {
             return;
