@@ -8,7 +8,8 @@
 use crate::prelude::internal::*;
 use core::{
     cell::UnsafeCell,
-    iter, //
+    iter,
+    marker::PhantomPinned, //
 };
 
 /// The neighbours of an object in its list.
@@ -17,20 +18,29 @@ struct Neighbours<T: ?Sized> {
     next: Option<NonNull<T>>,
 }
 
-/// The part of an object by which it is in a list.
-pub(crate) struct Links<T: ?Sized>(UnsafeCell<Neighbours<T>>);
+/// The part of an object by which it is in a list. It is not `Unpin`, and neither is an object that
+/// has it, so an exclusive reference to that does not claim that no list refers to it.
+///
+/// # Invariants
+///
+/// There are no neighbours while the object is in no list. The links are used by [`List`] only: by
+/// the one that the object is in or is being put into, which is borrowed, exclusively where they
+/// are written.
+pub(crate) struct Links<T: ?Sized>(UnsafeCell<Neighbours<T>>, PhantomPinned);
 
-// SAFETY: Only a list uses the links of its objects, where it is borrowed: see `List::push`.
+// SAFETY: By the type invariant the borrow of a list is access to the links.
 unsafe impl<T: ?Sized> Send for Links<T> {}
-// SAFETY: Only a list uses the links of its objects, where it is borrowed: see `List::push`.
+// SAFETY: By the type invariant the borrow of a list is access to the links.
 unsafe impl<T: ?Sized> Sync for Links<T> {}
 
 impl<T: ?Sized> Links<T> {
     pub(crate) const fn new() -> Self {
-        Self(UnsafeCell::new(Neighbours {
+        let none = Neighbours {
             prev: None,
             next: None,
-        }))
+        };
+        // INVARIANT: The object is in no list.
+        Self(UnsafeCell::new(none), PhantomPinned)
     }
 }
 
@@ -49,7 +59,8 @@ pub(crate) unsafe trait Linked {
 /// # Invariants
 ///
 /// From `first` on each object has the address of the next one, and from `last` on that of the one
-/// before. All are valid, and in no other list.
+/// before; the first has none before it, and the last no next one. All are valid, and in no other
+/// list.
 pub(crate) struct List<T: Linked + ?Sized> {
     first: Option<NonNull<T>>,
     last: Option<NonNull<T>>,
@@ -78,10 +89,13 @@ impl<T: Linked + ?Sized> List<T> {
         })
     }
 
-    /// Returns whether an object is in this list, which it is if it is in any.
-    fn has(&self, object: &T) -> bool {
-        // SAFETY: The links of an object that is in this list, which is borrowed, or in none do not
-        // change.
+    /// Returns whether an object is in this list.
+    ///
+    /// # Safety
+    ///
+    /// The object is in no other list, and is put into none.
+    unsafe fn has(&self, object: &T) -> bool {
+        // SAFETY: As the caller promises, this list alone uses the links, and it is borrowed.
         let has_prev = unsafe { (*object.links().0.get()).prev.is_some() };
         has_prev || (self.first).is_some_and(|first| ptr::addr_eq(first.as_ptr(), object))
     }
@@ -91,14 +105,16 @@ impl<T: Linked + ?Sized> List<T> {
     /// # Safety
     ///
     /// The object is in no other list, and is put into none. Until it is removed it stays where it
-    /// is, with no exclusive reference to it but that of its destructor.
+    /// is.
     pub(crate) unsafe fn push(&mut self, object: &T) {
-        if self.has(object) {
+        // SAFETY: As the caller promises.
+        if unsafe { self.has(object) } {
             return;
         }
         let at = NonNull::from(object);
         let prev = self.last.replace(at);
-        // INVARIANT: The object is valid until it is removed, as the caller promises, and the last.
+        // INVARIANT: The object is valid until it is removed, as the caller promises, and the last:
+        // it had no neighbours, as it was in no list.
         //
         // SAFETY: By the type invariant `prev` is valid. The links of both are used by this list
         // only, which is borrowed exclusively.
@@ -115,9 +131,10 @@ impl<T: Linked + ?Sized> List<T> {
     ///
     /// # Safety
     ///
-    /// The object is in no other list.
+    /// The object is in no other list, and is put into none.
     pub(crate) unsafe fn remove(&mut self, object: &T) {
-        if !self.has(object) {
+        // SAFETY: As the caller promises.
+        if unsafe { !self.has(object) } {
             return;
         }
         // INVARIANT: The neighbours have the addresses of each other.

@@ -92,8 +92,7 @@ impl Table {
 ///
 /// # Safety
 ///
-/// The context is neither moved nor freed before [`remove`] was called for it, nor is there an
-/// exclusive reference to it but that of its destructor.
+/// The context is neither moved nor freed before [`remove`] was called for it.
 #[inline(never)]
 pub(crate) unsafe fn add(context: &(dyn Transfer + 'static)) {
     if let Some(list) = Table::list_of(context) {

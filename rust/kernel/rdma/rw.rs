@@ -327,7 +327,8 @@ pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages>
 /// memory was forgotten: the end of that takes it back. One that is not may still be in the list of
 /// a QP that it was prepared for: the end of that reads the state only. While `state` is
 /// [`RwState::EMPTY`] there is neither an owner nor a transfer.
-// It is not `Unpin`, so an exclusive reference does not claim that nothing else refers to it.
+// By its links it is not `Unpin`, so an exclusive reference does not claim that nothing else refers
+// to it.
 #[repr(C)]
 struct RawCtx {
     inner: UnsafeCell<Inner>,
