@@ -36,12 +36,18 @@ static COUNTS: [Atomic<u64>; PLACES + 1] = [const { Atomic::new(0) }; PLACES + 1
 
 kernel::sync::global_lock! {
     // SAFETY: `init` initialises it when the module is loaded, before there is any message.
-    unsafe(uninit) static NAMES: SpinLockIrq<Names> = Names([[0; NAME]; PLACES]);
+    unsafe(uninit) static NAMES: SpinLockIrq<Names> = Names {
+        names: [[0; NAME]; PLACES],
+        used: 0,
+    };
 }
 
-/// The name of each place that has a count, as a copy: its module may be unloaded. Those that are
-/// not used are at the end, and empty.
-struct Names([[u8; NAME]; PLACES]);
+/// The names of the places that have a count, as copies: their modules may be unloaded.
+struct Names {
+    names: [[u8; NAME]; PLACES],
+    /// The number of those that are used.
+    used: usize,
+}
 
 impl Names {
     /// Returns the index of the count of a place.
@@ -52,12 +58,16 @@ impl Names {
         for (to, from) in name.iter_mut().zip(place.bytes().skip(from)) {
             *to = from;
         }
-        let is_its = |at: &[u8; NAME]| at[0] == 0 || *at == name;
-        let index = self.0.iter().position(is_its);
-        if let Some(at) = index.and_then(|index| self.0.get_mut(index)) {
-            *at = name;
+        let mut used = self.names.iter().take(self.used);
+        if let Some(index) = used.position(|at| *at == name) {
+            return index;
         }
-        index.unwrap_or(PLACES)
+        let index = self.used;
+        if let Some(at) = self.names.get_mut(index) {
+            *at = name;
+            self.used += 1;
+        }
+        index
     }
 }
 
@@ -67,7 +77,7 @@ pub(crate) struct NotPrinted;
 impl debugfs::Writer for NotPrinted {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = NAMES.lock();
-        for (name, count) in names.0.iter().zip(&COUNTS).filter(|(name, _)| name[0] != 0) {
+        for (name, count) in names.names.iter().zip(&COUNTS).take(names.used) {
             let name = BStr::from_bytes(name.split(|byte| *byte == 0).next().unwrap_or(&[]));
             let count = count.load(Relaxed);
             f.write_fmt(fmt!("{name}: {count} messages not printed\n"))?;
