@@ -208,7 +208,7 @@ impl From<SocketAddr> for SockAddr {
 ///
 /// # Safety
 ///
-/// `addr` is zero, or an address of the family that it has.
+/// `addr` is zero, or an address of the family that its first field names.
 unsafe fn socket_addr(
     addr: &bindings::__kernel_sockaddr_storage,
     scope: u32,

@@ -357,6 +357,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
 /// The callback is valid, and in an [`UnsafeCell`](core::cell::UnsafeCell) if there may be
 /// references to its owner.
 pub(crate) unsafe fn ignore<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
+    // INVARIANT: `ignored` does nothing.
+    //
     // SAFETY: The callback is valid, and may be written, as the caller promises. Should a poller
     // read it at this moment, or another call write it, that is one word.
     unsafe { (&raw mut (*cqe).inner.done).write_volatile(Some(noted::ignored)) };

@@ -358,9 +358,10 @@ impl<T: RecvHandler> qp::OnEnd for Table<T> {
         if self.withheld.load(Ordering::Acquire) != 0 {
             return false;
         }
-        // SAFETY: Since `ignore` no completion gives a receive back, and the handlers that had
-        // begun before have returned: they have ended their receive, kept it or posted it again.
-        // None is kept or about to be posted, so there is no `RecvRef`.
+        // SAFETY: Since `ignore` no completion gives a receive back: none was in an array, and
+        // where callers poll, the lock was held. The handlers that had begun before have returned:
+        // they have ended their receive, kept it or posted it again. None is kept or about to be
+        // posted, so there is no `RecvRef`.
         unsafe { self.end_lost() };
         true
     }

@@ -175,8 +175,9 @@ impl TagId {
 ///
 /// # Invariants
 ///
-/// `table` is the table that this is part of, as number `index`, which `bit` of `word` marks as
-/// free. The parts are used as `state` allows: `request` by references until both halves are back.
+/// `table` is the table that this is part of, as number `index`, whose tag is free while `bit` of
+/// `word` is set. The parts are used as `state` allows: `request` by references until both halves
+/// are back.
 struct Slot<X: Exchange> {
     cqe: Cqe<Self>,
     inv_cqe: Cqe<Self, INV>,
