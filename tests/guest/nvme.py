@@ -528,8 +528,9 @@ class Load:
     FLOWING = 64
     JOB = {"rw": "randwrite", "verify": "crc32c", "verify_backlog": 64, "iodepth": 16, "time_based": 1, "runtime": 3600}
 
-    def __init__(self, filename, disk=None, **job):
+    def __init__(self, filename, disk=None, patience=60, **job):
         self.disk, self.words = disk or filename, fio_words(filename, **{**self.JOB, **job})
+        self.patience = patience
         self.process = self.figures = None
 
     def __enter__(self):
@@ -537,7 +538,8 @@ class Load:
         self.process = subprocess.Popen(self.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         cwd="/run")
         # A signal before that would end it without a word.
-        until(lambda: completed(self.disk) > before + self.FLOWING or not self.running(), "no I/O is completed")
+        until(lambda: completed(self.disk) > before + self.FLOWING or not self.running(), "no I/O is completed",
+              self.patience)
         return self
 
     def __exit__(self, kind, *_):

@@ -94,7 +94,8 @@ def leave_mark(folder):
 
 def load(host, folder):
     """Writes in a file that grows, and has the journal written."""
-    return Load(folder / "data", disk=host.disk(), size="2m", iodepth=4, fsync=16, fallocate="none")
+    return Load(folder / "data", disk=host.disk(), size="2m", iodepth=4, fsync=16, fallocate="none",
+                patience=PATIENCE)
 
 
 def connections():
@@ -110,7 +111,7 @@ def serve(survives, rounds, served, folder):
         for n in range(rounds):
             say("ready")
             # On a slow line it may also lose its connection, and connect again.
-            until((folder / f"{n}").exists, "the host is there", PATIENCE)
+            until((folder / f"{n}").exists, "no host has lost its power", PATIENCE)
             until(lambda: not connections(), "connections are left", PATIENCE)
             say("ended", n)
         ios = nvme.completed(disk)
@@ -142,6 +143,8 @@ def go_on(survives, rounds, host, folder):
     """A load in the host's file system, over the ends of the target."""
     with load(host, folder) as job:
         if not survives:
+            flowing(lambda: nvme.completed(host.disk()))
+            assert job.running(), f"the load has ended: {job.end()}"
             say("flowing")
             raise SystemExit(f"the load has ended: {job.end()}")
         for n in range(rounds):
