@@ -430,7 +430,7 @@ class Controller:
             self.settle()
             command = ["nvme", "reset", f"/dev/{self.name}"]
             return subprocess.run(command, capture_output=True, check=False).returncode == 0
-        until(done, f"{self.name} is not reset")
+        until(done, f"{self.name} is not reset", 300)
 
     def find(self, nsid=1):
         """The block device of a namespace, or None."""
