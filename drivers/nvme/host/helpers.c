@@ -144,6 +144,12 @@ int nvme_helper_begin_request(struct nvme_ctrl *ctrl, struct nvme_ns *ns, struct
 	return (__force int)status;
 }
 
+/* Connects a queue, authenticates on it, or accesses a property. */
+bool nvme_helper_is_fabrics(struct request *rq)
+{
+	return blk_rq_is_passthrough(rq) && nvme_is_fabrics(nvme_req(rq)->cmd);
+}
+
 /*
  * nvme_try_complete_req() without blk_should_fake_timeout(), by which a request that nobody has
  * stays in flight.

@@ -31,6 +31,8 @@ u32 nvme_helper_sig_limit(void);
 /* Data of writes of so many bytes at most are copied. */
 u32 nvme_helper_copied_data_size(void);
 
+bool nvme_helper_is_fabrics(struct request *rq);
+
 void nvme_helper_init_works(struct work_struct *reset, work_func_t reset_fn,
 			    struct work_struct *err, work_func_t err_fn,
 			    struct delayed_work *reconnect, work_func_t reconnect_fn);

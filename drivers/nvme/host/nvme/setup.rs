@@ -610,6 +610,11 @@ impl<'a, T: Transport> Setup<'a, T> {
             if ctrl.state() == Some(State::Live) && Self::slot(hctx).get().is_none() {
                 ctrl.link.error_recovery();
             }
+            // Such a command is not sent later: who makes the queue, or ends the controller, waits
+            // for it.
+            if bindings::nvme_helper_is_fabrics(rq) {
+                return bindings::nvme_host_path_error(rq);
+            }
             bindings::nvme_fail_nonready_command(raw, rq)
         }
     }
