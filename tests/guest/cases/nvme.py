@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0
-"""NVMe over RDMA: the modules that have bindings of the kernel's private headers."""
+"""NVMe over RDMA: the modules that have bindings of the kernel's private headers, and a few of the cases of
+nvme_matrix.py between both ends in Rust."""
 
 import errno
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
+import nvme
+# pylint: disable-next=unused-import,multiple-imports
+import nvme_data, nvme_faults
 from case import BUILD, FLAVOUR, case, sh
+from nvme_ground import CASES, Ground
 
 NVMET = Path("/sys/kernel/config/nvmet")
 ADDR = "192.0.2.99"
+CHOSEN = ("rxe: 4 KiB, depths 1, 16, 64", "rxe: reset under load, 3 times",
+          "rxe: port disabled and enabled under load, twice")
 
 
 @contextmanager
@@ -65,3 +72,23 @@ if (BUILD / FLAVOUR / "nvmet_rdma_rs.ko").exists():
             finally:
                 for folder in port, subsystem:
                     folder.rmdir()
+
+
+def between(host, target):
+    """Runs the chosen cases between two ends."""
+    host, target = nvme.named(host, nvme.HOSTS), nvme.named(target, nvme.TARGETS)
+    nvme.load(host, target)
+    try:
+        for name in CHOSEN:
+            chosen = CASES[name]
+            chosen.function(Ground(chosen.link, host, target), *chosen.args)
+            nvme.none_left()
+    finally:
+        nvme.unload(nvme.HOSTS[host], nvme.TARGETS[target])
+        nvme.PARAMETERS.clear()
+
+
+if all((BUILD / FLAVOUR / f"{module}.ko").exists() for module in ("nvme_rdma_rs", "nvmet_rdma_rs")):
+    case("nvme: data, resets and a port that goes, both ends in Rust", "rust", "rust")(between)
+    case("nvme: data, resets and a port that goes, with all that saves completions",
+         "rust,sig_limit=16,copied_data_size=4096", "rust,sig_limit=16,kept_data_size=4096")(between)
