@@ -720,7 +720,6 @@ impl PollGuard<'_> {
     /// # Safety
     ///
     /// The first `n` completions are those that were just polled.
-    #[cold]
     unsafe fn take_markers(
         &self,
         wcs: &mut [MaybeUninit<bindings::ib_wc>],

@@ -192,7 +192,6 @@ pub(crate) fn of_qp(qp: *const bindings::ib_qp) -> Option<Posted> {
 }
 
 /// Reports a completion of a callback that is not posted.
-#[cold]
 pub(crate) fn report(owner: &str) {
     pr_err!("a request of {owner} has completed twice: the device is broken; ignored\n");
 }

@@ -299,7 +299,6 @@ impl<D: Direction> Lent<D> {
 /// # Safety
 ///
 /// `to` is valid for writes of as many bytes.
-#[cold]
 #[inline(never)]
 unsafe fn write_bytes(to: *mut c_void, bytes: &[u8]) {
     for (n, byte) in bytes.iter().enumerate() {

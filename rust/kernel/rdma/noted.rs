@@ -230,7 +230,6 @@ macro_rules! post {
         /// # Safety
         ///
         /// As [`trace::Queue::post`](crate::trace::Queue::post).
-        #[cold]
         pub(crate) unsafe fn $post(
             qp: *mut bindings::ib_qp,
             first: *const bindings::$wr,

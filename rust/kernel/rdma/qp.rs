@@ -669,7 +669,6 @@ impl Inner {
 
     /// Keeps an owner, of which requests were posted whose completion does not give it back, until
     /// the QP was drained. It is called a `T` where the QP is shown.
-    #[cold]
     pub(crate) fn keep_until_drained<P: Send + 'static, T: ?Sized>(&self, owner: P) {
         self.keep(keep::Node::new(owner), core::any::type_name::<T>());
     }

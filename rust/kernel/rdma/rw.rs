@@ -528,7 +528,6 @@ impl Inner {
         (self.first, self.count) = (self.all.sgl, self.all.orig_nents);
     }
 
-    #[cold]
     fn restore(&mut self) {
         for end in self.ends.take().iter().flatten() {
             end.restore();
@@ -645,7 +644,6 @@ impl RawCtx {
     /// # Safety
     ///
     /// The caller has claimed this.
-    #[cold]
     unsafe fn not_mapped(&self, error: Error) -> Error {
         // SAFETY: The caller has claimed this, which keeps all others from `inner`.
         let inner = unsafe { &mut *self.inner.get() };
@@ -715,7 +713,6 @@ impl RawCtx {
     /// # Safety
     ///
     /// `qp` is valid.
-    #[cold]
     unsafe fn claim_stale(&self, qp: NonNull<bindings::ib_qp>, state: usize) -> Result {
         let at = qp.as_ptr() as usize;
         let stale = at | RwState::PREPARED | RwState::STALE;
@@ -822,7 +819,6 @@ impl RawCtx {
     /// # Safety
     ///
     /// As of [`RawCtx::finish`]. There is a transfer, of `qp`.
-    #[cold]
     unsafe fn lose(&self, qp: NonNull<bindings::ib_qp>) {
         // SAFETY: The caller promises that nothing else uses this.
         let inner = unsafe { &mut *self.inner.get() };
@@ -895,7 +891,6 @@ impl RawCtx {
     /// # Safety
     ///
     /// As of that.
-    #[cold]
     unsafe fn take_out(&self) {
         // SAFETY: The QP's end does not find this after the first, and nothing else uses it, as the
         // caller promises.

@@ -187,7 +187,6 @@ unsafe impl Send for Queue {}
 unsafe impl Sync for Queue {}
 
 /// Reports a slot that could not be posted again.
-#[cold]
 fn report(Refusal { error, named }: Refusal) {
     if named {
         pr_err!("a slot of an SRQ could not be posted ({error:?}): it is set aside\n");
@@ -201,7 +200,6 @@ fn report(Refusal { error, named }: Refusal) {
 
 impl Queue {
     /// Counts a slot that was dropped after the queue was closed. It may be gone after this.
-    #[cold]
     fn put(&self) {
         if self.out.put() {
             // The queue exists until `close`, which waits for this, returns.

@@ -849,7 +849,6 @@ impl<P> PostError<P> {
 }
 
 /// Returns the error in the word of a [`PostError`].
-#[cold]
 fn error_in(why: NonZero<u64>) -> Error {
     Error::from_errno((why.get() as u32 as c_int).wrapping_neg())
 }

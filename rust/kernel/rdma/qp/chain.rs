@@ -410,7 +410,6 @@ impl<const SGES: usize> Refused<'_, SGES> {
     ///
     /// `names_first` is that of the [`AnyQp`](crate::qp::AnyQp). From such a driver it is not known
     /// which one had no room, so all but the last are taken for posted.
-    #[cold]
     pub(crate) fn why(&self, names_first: bool) -> (Error, Option<usize>) {
         let (links, error) = (&self.links, Error::from_errno(self.ret));
         // SAFETY: `n` is less than the number of requests, and so of slots.
@@ -646,7 +645,6 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
 
     /// Gives the batch up with this error. The owner is in it if nothing was posted; otherwise the
     /// QP keeps it until it is drained.
-    #[cold]
     pub fn into_error(mut self, error: Error) -> PostError<P> {
         let error = PostError::in_part(self.owner.take(), self.posted(), error);
         self.qp.keep_posted(error)

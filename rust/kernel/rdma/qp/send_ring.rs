@@ -324,7 +324,6 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     ///
     /// They are those of the last entry that was published, with this `signaled`, and the caller
     /// has the QP of the ring.
-    #[cold]
     unsafe fn refused<const SGES: usize>(
         &mut self,
         refused: chain::Refused<'_, SGES>,

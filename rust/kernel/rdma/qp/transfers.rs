@@ -63,7 +63,6 @@ impl Transfers {
         }
     }
 
-    #[cold]
     fn ended(&self, user: *mut bindings::ib_cqe) -> *mut bindings::ib_cqe {
         self.ended.complete();
         user

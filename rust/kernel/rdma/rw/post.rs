@@ -155,7 +155,6 @@ unsafe fn post(
 /// The driver has returned `ret` for the list that begins with the second request, of a transfer
 /// whose context the caller has claimed, and named the first as the one that it refused. If the
 /// context is gone, that is null.
-#[cold]
 unsafe fn refused(
     ctx: NonNull<RawCtx>,
     [bad, first]: &[*const bindings::ib_send_wr; 2],
@@ -426,7 +425,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// # Safety
     ///
     /// Posting `ctx`, whose owner keeps it and was given up for `user`, has failed so.
-    #[cold]
     unsafe fn not_posted<P, const ID: u64>(
         &self,
         ctx: NonNull<RawCtx>,
