@@ -274,7 +274,6 @@ impl<X: Exchange> SlotRef<X> {
     }
 
     /// Notes that the sends of a list are back, where handlers may run at the same time.
-    #[cold]
     fn stray_all(home: Home<X>) {
         for slot in home {
             slot.stray(Half::Send);

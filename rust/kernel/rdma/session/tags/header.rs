@@ -192,7 +192,6 @@ impl Header {
     }
 
     /// Takes a free tag, for which this waits.
-    #[cold]
     pub(super) fn wait(&self, timeout_ms: u32, cx: &Sleepable) -> Result<usize> {
         let mut guard = self.lock.lock();
         // From here on tags are put under the lock.
@@ -216,7 +215,6 @@ impl Header {
     /// # Safety
     ///
     /// The caller holds the tag, which is of this table, and no longer uses it.
-    #[cold]
     pub(super) unsafe fn put_tag(this: NonNull<Self>, word: &BitmapWord, bit: usize) -> bool {
         let give_up = |header: &Self, locked: &mut Locked| {
             word.put_locked(bit);

@@ -125,13 +125,8 @@ impl State {
     pub(super) fn end_send(&self, closed: bool) -> bool {
         match closed {
             false => self.end(SEND),
-            true => self.end_all(),
+            true => self.end(SEND | REPLY),
         }
-    }
-
-    #[cold]
-    fn end_all(&self) -> bool {
-        self.end(SEND | REPLY)
     }
 
     #[inline]
@@ -163,7 +158,6 @@ impl State {
 
     /// Sets bits of the strays, and returns whether both are back by that, for the caller. Each bit
     /// is set once, so one call returns `true`.
-    #[cold]
     fn note(&self, bits: u32) -> bool {
         // AcqRel: what others did with the exchange has happened for the last one.
         let strays = self.strays.fetch_or(bits, Ordering::AcqRel) | bits;
@@ -186,7 +180,6 @@ impl State {
     /// Takes an exchange of which only strays are out, and a reply that will not come. Returns
     /// whether the caller holds the tag by this. The handlers of the CQ no longer use the
     /// exchange, and what they did has happened; another exchange may have begun.
-    #[cold]
     pub(super) fn sweep(&self) -> bool {
         let now = self.now.load(Ordering::Acquire);
         // These are of this exchange, or of a later one: then the change below fails.
@@ -205,7 +198,6 @@ impl State {
 
     /// As [`State::sweep`], after which nothing is posted and no handler of the CQ runs. What is
     /// out still is taken by the stray that comes last.
-    #[cold]
     pub(super) fn last_sweep(&self) -> bool {
         let now = self.now.load(Ordering::Acquire);
         if now & OUT == 0 {
@@ -220,7 +212,6 @@ impl State {
 
     /// Takes an exchange that is out, after the last request of the QP has completed that ever
     /// does. Returns whether the caller holds the tag by this. No other thread uses the exchange.
-    #[cold]
     pub(super) fn end_lost(&self) -> bool {
         self.now.load(Ordering::Acquire) & OUT != 0 && self.note(ALL)
     }
