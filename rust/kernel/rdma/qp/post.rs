@@ -15,6 +15,7 @@ use crate::{
     qp::Qp,
     trace,
     wc::{
+        self,
         Status,
         Wc,
         WcError, //
@@ -38,7 +39,6 @@ fn unmade<P>(owner: P, error: Error) -> PostError<P> {
 /// Takes the callback of a request back that was refused, as of [`wr::Refusal::check`], unless it
 /// may have been posted.
 #[cold]
-#[inline(never)]
 fn take_callback(
     ret: c_int,
     next: *const c_void,
@@ -61,8 +61,6 @@ fn take_callback(
 ///
 /// `wr` is valid, with an owner's callback, and `ret` is what [`post_one`](trace::Queue::post_one)
 /// has just returned for it, and not 0. `undo` is from [`Op::prepare`](wr::Op::prepare) of it.
-#[cold]
-#[inline(never)]
 unsafe fn send_refused<O: wr::Op>(
     wr: *mut bindings::ib_send_wr,
     ret: c_int,
@@ -79,17 +77,7 @@ unsafe fn send_refused<O: wr::Op>(
     }
 }
 
-/// As [`send_refused`], of the receive queue.
-#[cold]
-#[inline(never)]
-fn recv_refused(wr: &bindings::ib_recv_wr, ret: c_int) -> PostError<NonNull<bindings::ib_cqe>> {
-    // SAFETY: Both members of the union are as wide.
-    let cqe = unsafe { *wr.__bindgen_anon_1.wr_cqe };
-    take_callback(ret, wr.next.cast(), cqe)
-}
-
 /// Reports a driver that has failed and did not name a request.
-#[cold]
 #[inline(never)]
 pub(crate) fn unnamed() {
     let owner = match noted::is_on() {
@@ -167,6 +155,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             if ret == 0 {
                 return Ok(output);
             }
+            wc::unlikely();
             // SAFETY: `wr` is valid, and `ret` is what the driver has just returned for it. `undo`
             // is of this request.
             unsafe { send_refused::<O>(wr, ret, undo) }
@@ -257,7 +246,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             if ret == 0 {
                 return Ok(());
             }
-            recv_refused(&raw, ret)
+            wc::unlikely();
+            // As in `send_refused`, the request is looked at, so that the post need not save it.
+            //
+            // SAFETY: Both members of the union are as wide.
+            let cqe = unsafe { *raw.__bindgen_anon_1.wr_cqe };
+            take_callback(ret, raw.next.cast(), cqe)
         };
         // SAFETY: The callback is that of the owner, which the only receive was to give back, and
         // that was not posted.
@@ -268,14 +262,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     // needs no reference if its owner goes back to the CQ that is being polled: that CQ's next
     // completion is dispatched after the handler has returned, and until then it keeps the QP.
 
-    /// Calls `post` with a counted reference. Not inlined, so that callers that need none do not
-    /// save the registers that this needs.
+    /// Calls `post` with a counted reference. Cold, so that callers that need none do not save the
+    /// registers that this needs.
     ///
     /// # Safety
     ///
     /// The QP is in an `Arc` that the owner has.
     #[cold]
-    #[inline(never)]
     unsafe fn post_counted<P, T>(
         this: *const Self,
         owner: P,
@@ -290,7 +283,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 
     /// Drops a counted reference. Not inlined, so that it is in a ULP once.
-    #[cold]
     #[inline(never)]
     fn put(_this: Arc<Self>) {}
 
@@ -379,14 +371,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         unsafe { Self::post_recv_counted(qp, owner, wr) }
     }
 
-    /// As [`Qp::post_recv`], with a counted reference, and not inlined: a ULP has this once for
-    /// each kind of receive.
+    /// As [`Qp::post_recv`], with a counted reference. Cold, as [`Qp::post_counted`] is: a ULP has
+    /// this once for each kind of receive.
     ///
     /// # Safety
     ///
     /// The QP is in an `Arc` that the owner has.
     #[cold]
-    #[inline(never)]
     pub(crate) unsafe fn post_recv_counted<P, const ID: u64, const N: usize>(
         this: *const Self,
         owner: P,
@@ -437,7 +428,6 @@ unsafe extern "C" fn unsignaled(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_
 /// # Safety
 ///
 /// `wr` is valid, and its flags are written.
-#[cold]
 pub(crate) unsafe fn come_after_reads(wr: *mut bindings::ib_send_wr) {
     // SAFETY: `wr` is valid and its flags are written, as the caller promises.
     unsafe {
