@@ -229,7 +229,6 @@ struct Claimed {
 impl Claimed {
     /// Notes the QP that the MR, which is of `pd`, is registered through from now on. Returns
     /// `false` if the QP is of another PD.
-    #[cold]
     fn change_qp(&mut self, pd: pd::Id, target: &wr::PostTarget) -> bool {
         if target.pd != pd {
             return false;
@@ -299,7 +298,6 @@ impl FastRegMr {
 
     /// As [`Region::remote_invalidated`], where it is no proof, or the first one, or the MR was
     /// registered through another QP of that CQ. `state` was claimed.
-    #[cold]
     fn remote_invalidated_first<S: State>(
         &self,
         claimed: &mut Claimed,
@@ -329,7 +327,6 @@ impl FastRegMr {
     /// # Safety
     ///
     /// The state is an `S`.
-    #[cold]
     unsafe fn set_registered<S: State>(&self) {
         // SAFETY: The state is an `S`, as the caller promises.
         unsafe { self.state::<S>() }.set_registered();
@@ -764,6 +761,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
         let claimed = unsafe { &mut *mr.claimed.get() };
         // The CQ of that QP is `claimed.recv_cq`. Of any other it is to be seen.
         if key != claimed.rkey || qp.id() != claimed.qp || generation > claimed.trusted {
+            wc::unlikely();
             return mr.remote_invalidated_first(claimed, state, key, cq);
         }
         claimed.end(state, generation);

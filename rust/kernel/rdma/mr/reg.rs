@@ -185,9 +185,12 @@ impl<S: State> wr::Op for RegOp<S> {
         // SAFETY: The state was just claimed, so by the invariant of `FastRegMr` `claimed` has no
         // other user.
         let claimed = unsafe { &mut *mr.claimed.get() };
-        if claimed.qp != target.qp_id && !claimed.change_qp(mr.pd.id(), target) {
-            state.set_idle();
-            return Err(EINVAL);
+        if claimed.qp != target.qp_id {
+            wc::unlikely();
+            if !claimed.change_qp(mr.pd.id(), target) {
+                state.set_idle();
+                return Err(EINVAL);
+            }
         }
         self.raw = mr.raw.as_ptr();
         // SAFETY: By the invariant of `FastRegMr` `raw` is an MR, and the claim has its keys. The
@@ -280,7 +283,6 @@ impl Registration {
     /// # Safety
     ///
     /// The region is alive, the request was not posted, and this was not called before.
-    #[cold]
     pub(crate) unsafe fn abort(&self) {
         // SAFETY: The region is alive, as the caller promises. By the type invariant the generation
         // is zero only if the state is `Exclusive`, which is the same word with and without `LENT`.
@@ -493,6 +495,7 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     // SAFETY: The callback was made for the state of the MR's region, and is called once.
     unsafe { mr.invalidated::<S>(wc) };
     if wc.result().is_err() {
+        wc::unlikely();
         // SAFETY: `raw` is of such a request, which has failed, and its owner is not back. Both are
         // what this was called with, and `wc` is not used any longer.
         return unsafe { failed::<S>(cq, raw) };
@@ -513,7 +516,6 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
 ///
 /// `wc` is of an [`InvWr`] for the state `S`, whose owner was not taken back. `cq` is its CQ, and
 /// then C has passed `wc`, which may be written; or null if a caller has polled it.
-#[cold]
 unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     let mut copy = MaybeUninit::<bindings::ib_wc>::uninit();
     // SAFETY: The request is an `InvWr` for the state `S`, and its owner, which was given up for
@@ -543,7 +545,6 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
 ///
 /// `wc` is the completion of an [`InvWr`] of a region that its handler was called for, with a state
 /// for one thread, and nothing else uses that.
-#[cold]
 pub(crate) unsafe fn undo_invalidated(wc: &Wc) {
     // SAFETY: The handler was called by `done`, so the request has the address of an MR's first
     // field. What was its owner keeps that still. The state is `Exclusive`, as the caller promises,
