@@ -307,7 +307,6 @@ unsafe fn note_of(wc: *const bindings::ib_wc) -> NonNull<Note> {
 /// # Safety
 ///
 /// As of that.
-#[cold]
 pub(crate) unsafe fn poll_cq(
     cq: *mut bindings::ib_cq,
     len: c_int,

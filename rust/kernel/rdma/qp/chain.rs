@@ -23,6 +23,7 @@ use crate::{
         SgOwner, //
     },
     trace,
+    wc,
     wr::{
         self,
         PostError, //
@@ -168,7 +169,6 @@ impl<const SGES: usize> Links<SGES> {
     /// # Safety
     ///
     /// The regions are alive. The requests are posted next, to the QP of `target`.
-    #[cold]
     unsafe fn commit<'t>(&self, target: &'t wr::PostTarget) -> SpinLockIrqGuard<'t, ()> {
         let guard = target.lock_regs();
         // SAFETY: The region is alive, as the caller promises, and the lock is held.
@@ -326,7 +326,6 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
     /// # Safety
     ///
     /// What the requests are made of is alive.
-    #[cold]
     pub(crate) unsafe fn undo(self) {
         // SAFETY: Nothing is posted, and what they are made of is alive, as the caller promises.
         unsafe { self.links.undo(0) };
@@ -360,8 +359,13 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
                 debug::set_qp_of(target.raw.as_ptr(), tail);
             }
         }
-        // SAFETY: Nothing is posted yet, so the regions are alive.
-        let guard = self.is_locked.then(|| unsafe { links.commit(target) });
+        let guard = if self.is_locked {
+            wc::unlikely();
+            // SAFETY: Nothing is posted yet, so the regions are alive.
+            Some(unsafe { links.commit(target) })
+        } else {
+            None
+        };
         let (qp, mut bad) = (target.raw.as_ptr(), ptr::null());
         // SAFETY: The QP of `target` is valid and the operation its driver's by the invariant of
         // that, and what the requests are made of is kept, as the caller promises. By the type
