@@ -10,6 +10,7 @@ use crate::{
         self,
         Qp, //
     },
+    wc,
     wr::PostError, //
 };
 use kernel::sync::SpinLockIrq;
@@ -159,10 +160,10 @@ impl<W: Send + 'static> Room<W> {
         if count <= self.0.places.total() && self.0.places.take(count) {
             return Ok(Some(owner));
         }
+        wc::unlikely();
         self.wait(count, owner)
     }
 
-    #[cold]
     fn wait(&self, count: u32, owner: W) -> Result<Option<W>, PostError<W>> {
         let places = &self.0.places;
         if count > places.total() {
@@ -188,11 +189,11 @@ impl<W: Send + 'static> Room<W> {
     #[inline]
     pub fn give(&self, count: u32, resume: impl FnMut(W)) {
         if self.0.places.give(count) {
+            wc::unlikely();
             self.resume(resume);
         }
     }
 
-    #[cold]
     fn resume(&self, mut resume: impl FnMut(W)) {
         let Inner { places, line } = &*self.0;
         if places.trim() {
