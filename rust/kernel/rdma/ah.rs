@@ -280,7 +280,6 @@ unsafe impl Sync for Source {}
 
 impl Source {
     /// Copies from the completion and the header of a datagram that a QP of `port` has received.
-    #[inline(never)]
     pub(crate) fn new(wc: &bindings::ib_wc, header: &[u8; HEADER], port: u32) -> Self {
         let wc = bindings::ib_wc {
             src_qp: wc.src_qp,

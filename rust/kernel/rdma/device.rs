@@ -80,8 +80,6 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
-    /// Never inlined, so that all modules give the locks one name, as lockdep wants it.
-    #[inline(never)]
     pub(crate) fn new(
         raw: NonNull<bindings::ib_device>,
         client: &client::Core,

@@ -93,7 +93,6 @@ impl Table {
 /// # Safety
 ///
 /// The context is neither moved nor freed before [`remove`] was called for it.
-#[inline(never)]
 pub(crate) unsafe fn add(context: &(dyn Transfer + 'static)) {
     if let Some(list) = Table::list_of(context) {
         // SAFETY: The context is put into no other list, and stays where it is until it is removed,
@@ -103,7 +102,6 @@ pub(crate) unsafe fn add(context: &(dyn Transfer + 'static)) {
 }
 
 /// Takes a context out of its list. Any context.
-#[inline(never)]
 pub(crate) fn remove(context: &(dyn Transfer + 'static)) {
     if let Some(list) = Table::list_of(context) {
         // SAFETY: The context is put into no other list.

@@ -40,7 +40,6 @@ impl QpId {
     /// That of no QP.
     pub(crate) const NONE: Self = Self(0);
 
-    #[inline(never)]
     pub(crate) fn next() -> Self {
         static LAST: atomic::Atomic<u64> = atomic::Atomic::new(0);
         let step = 1 << Self::FREE_BITS;

@@ -679,14 +679,13 @@ pub(crate) unsafe fn cut(
     }
 }
 
-/// Maps a list; returns its number of bytes, and of pages at the most. Not inlined, so that it is
-/// not in each ULP. The caller makes the [`MappedList`], which is not moved then.
+/// Maps a list; returns its number of bytes, and of pages at the most. The caller makes the
+/// [`MappedList`], which is not moved then.
 ///
 /// # Safety
 ///
 /// The table is of a list that [`SgOwner::sgl`] has returned, which is not mapped, and its owner is
 /// valid. The device is registered.
-#[inline(never)]
 unsafe fn map_table(
     dev: *mut bindings::ib_device,
     table: &mut bindings::sg_table,

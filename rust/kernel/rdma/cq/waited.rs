@@ -173,8 +173,6 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Never inlined, so that all modules give the lock one name, as lockdep wants it.
-    #[inline(never)]
     pub(super) fn new() -> Result<Arc<Self>> {
         let init = pin_init!(Self {
             events <- kernel::new_spinlock_irq!(

@@ -121,7 +121,6 @@ impl KeepList {
         }
     }
 
-    #[inline(never)]
     pub(super) fn push(&self, mut node: KBox<Node>) {
         let mut head = self.head.lock();
         node.next = head.take();

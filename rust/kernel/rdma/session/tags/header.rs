@@ -47,12 +47,11 @@ impl HeaderInit {
         }
     }
 
-    /// Initialises a header. Not inlined, as the locks take most of it.
+    /// Initialises a header.
     ///
     /// # Safety
     ///
     /// `slot` is valid for writes, and pinned.
-    #[inline(never)]
     unsafe fn write(self, slot: *mut Header) {
         let init = pin_init!(Header {
             poller: self.poller,
