@@ -80,17 +80,6 @@ impl<D: Direction> Buf<D> {
         self.mapped.sync_for_cpu();
         CpuView(&mut self.mapped)
     }
-
-    /// Lends the buffer to another subsystem, which reads or writes its bytes as a scatter list
-    /// (`ib_dma_sync_single_for_cpu`): the CPU sees what the device has written. Any
-    /// context. What [`Buf::fill`] has written last is no message any longer.
-    #[inline]
-    pub fn lend(mut self) -> Lent<D> {
-        self.mapped.sync_for_cpu();
-        self.mapped.filled = 0;
-        // INVARIANT: It was just synchronised for the CPU, and was not posted, as it is owned here.
-        Lent(self)
-    }
 }
 
 /// Buffers of one length, of which many are in one piece of mapped memory, as a ULP has those of a
@@ -227,70 +216,6 @@ impl Pieces {
         self.used = self.used.saturating_add(self.stride);
         self.left = left;
         Ok(mapped)
-    }
-}
-
-/// A buffer that is lent to another subsystem: no request can use it, and the CPU's view is that
-/// subsystem's. Nothing is allocated when it is lent. It is for buffers that change hands: see
-/// Documentation/mr.rst for those that stay in an array.
-///
-/// A buffer that is dropped while it is lent is unmapped and freed. So whoever gives
-/// [`Lent::entry`] to the other subsystem, which takes unsafe code, keeps this until that is done.
-/// One that is leaked stays as it is: mapped, and with a reference to its PD, so that the removal
-/// of the device waits and reports that.
-///
-/// # Invariants
-///
-/// The buffer is synchronised for the CPU, and no request uses it.
-///
-/// # Examples
-///
-/// ```
-/// use kernel::bindings;
-/// use rdma::{dma::Lent, prelude::*};
-///
-/// /// A request of the other subsystem: its list is one entry.
-/// struct Request {
-///     list: bindings::scatterlist,
-///     data: Lent<FromDevice>,
-/// }
-///
-/// /// What has come behind the command, `header` bytes long, is data to store.
-/// fn store(message: Buf<FromDevice>, header: usize, len: usize) -> Result<KBox<Request>> {
-///     let data = message.lend();
-///     let list = data.entry(header..len)?;
-///     Ok(KBox::new(Request { list, data }, GFP_ATOMIC)?)
-/// }
-///
-/// /// The data are stored: the buffer can be posted again.
-/// fn stored(request: KBox<Request>) -> Buf<FromDevice> {
-///     KBox::into_inner(request).data.into_buf()
-/// }
-/// ```
-pub struct Lent<D: Direction>(Buf<D>);
-
-impl<D: Direction> Lent<D> {
-    /// Returns the bytes in `range` as a list of one entry (`sg_init_one`), for the place that the
-    /// other subsystem expects it at. Fails with `EINVAL` if the range is empty or not inside of
-    /// the buffer.
-    pub fn entry(&self, range: Range<usize>) -> Result<bindings::scatterlist> {
-        let len = range.end.checked_sub(range.start).filter(|len| *len > 0);
-        let len = len.ok_or(EINVAL)?;
-        let bytes = self.0.mapped.bytes(range.start, len)?;
-        let mut entry = bindings::scatterlist::default();
-        // SAFETY: The entry is valid for writes. The bytes are kmalloc memory, by the invariant of
-        // `Mapped`, and `bytes` has found that there are as many: at most a `u32`.
-        unsafe { bindings::sg_init_one(&raw mut entry, bytes, len as u32) };
-        Ok(entry)
-    }
-
-    /// Takes the buffer back, for the device (`ib_dma_sync_single_for_device`): what the other
-    /// subsystem has written can be read by the device. Any context.
-    #[inline]
-    pub fn into_buf(self) -> Buf<D> {
-        let mapped = &self.0.mapped;
-        mapped.sync_for_device(0, mapped.len());
-        self.0
     }
 }
 

@@ -50,7 +50,6 @@ use rdma::{
         Port,
         Protocol, //
     },
-    dma::Lent,
     ibcm,
     mad::{
         Method,
@@ -411,9 +410,7 @@ mod tests {
         let Env { pd, cx, .. } = Env::new()?;
         let mut memory = SgBuf::<Bidirectional>::alloc(&pd, 8000, &cx)?;
         let pages = Ctx::alloc(8000, &cx)?;
-        let buf = Buf::<Bidirectional>::alloc(&pd, 8, &cx)?;
         in_softirq(move || {
-            drop(Lent::into_buf(Buf::lend(buf)));
             memory.cpu().write(4090, b"across")?;
             let mut bytes = [0; 6];
             memory.cpu().read(4090, &mut bytes)?;

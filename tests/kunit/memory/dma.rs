@@ -3,61 +3,23 @@
 //! Buffers and their ranges.
 
 use crate::fixture::{
-    begin_removal,
     bounce,
-    pattern,
     recv,
-    send,
     synced_for_cpu,
     synced_for_device,
-    wait,
     Env,
     Inbox,
     Null,
     NullEnv, //
 };
-use core::mem::{
-    replace,
-    ManuallyDrop, //
-};
-use kernel::{
-    bindings,
-    prelude::*,
-    time::{
-        delay::fsleep,
-        Delta, //
-    }, //
-};
+use kernel::prelude::*;
 use rdma::{
-    dma::{
-        Direction,
-        Lent, //
-    },
+    dma::Direction,
     prelude::*, //
 };
 
 fn buf<D: Direction>(env: &Env, len: usize) -> Result<Buf<D>> {
     Buf::alloc(&env.pd, len, &env.cx)
-}
-
-/// Reads bytes of a buffer that is lent, as the other subsystem.
-fn read_lent<D: Direction>(lent: &Lent<D>, range: core::ops::Range<usize>) -> Result<KVec<u8>> {
-    let mut bytes = KVec::from_elem(0, range.len(), GFP_KERNEL)?;
-    let (mut entry, to) = (lent.entry(range)?, bytes.as_mut_ptr().cast());
-    // SAFETY: The list has one entry, of memory that stays lent, and there is room for as much.
-    let read = unsafe { bindings::sg_copy_to_buffer(&mut entry, 1, to, bytes.len()) };
-    check_eq!(read, bytes.len());
-    Ok(bytes)
-}
-
-/// Writes bytes of a buffer that is lent, as the other subsystem.
-fn write_lent<D: Direction>(lent: &Lent<D>, offset: usize, bytes: &[u8]) -> Result {
-    let mut entry = lent.entry(offset..offset + bytes.len())?;
-    let from = bytes.as_ptr().cast();
-    // SAFETY: The list has one entry, of memory that stays lent, and the bytes are valid.
-    let written = unsafe { bindings::sg_copy_from_buffer(&mut entry, 1, from, bytes.len()) };
-    check_eq!(written, bytes.len());
-    Ok(())
 }
 
 /// Returns how many bytes were synchronised for the CPU, and for the device.
@@ -268,58 +230,6 @@ mod tests {
     }
 
     #[test]
-    fn lent_buffer_has_what_was_received() -> Result {
-        let (null, sent, received) = (Null::<Direct>::new()?, Inbox::new()?, Inbox::new()?);
-        recv(&null.b, null.env.message(&received, &[0; 8])?)?;
-        for text in [b"received", b"again it"] {
-            send(&null.a, null.env.message(&sent, text)?)?;
-            let mut message = null.one(&received)?.message;
-            let lent = replace(&mut message.buf, buf(&null.env, 1)?).lend();
-            check!(read_lent(&lent, 0..8)?[..] == text[..]);
-            check!(read_lent(&lent, 2..5)?[..] == text[2..5]);
-            // It is the device's again.
-            message.buf = lent.into_buf();
-            message.again(&received);
-            recv(&null.b, message)?;
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn lent_buffer_is_sent_with_what_was_written() -> Result {
-        let (null, sent, received) = (Null::<Direct>::new()?, Inbox::new()?, Inbox::new()?);
-        recv(&null.b, null.env.message(&received, &[0; 8])?)?;
-        let mut message = null.env.message(&sent, b"01234567")?;
-        message.buf.fill(&[b"012345"])?;
-        let lent = replace(&mut message.buf, buf(&null.env, 1)?).lend();
-        write_lent(&lent, 2, b"list")?;
-        message.buf = lent.into_buf();
-        // What was filled is no message any longer.
-        check!(message.buf.filled().is_err());
-        null.a
-            .post_send(message, |m| Ok(SendWr::send([m.buf.whole()])))?;
-        check!(null.one(&received)?.bytes()?[..] == *b"01list67");
-        Ok(())
-    }
-
-    /// For the CPU before the other subsystem has it, and for the device when it is back.
-    #[test]
-    fn lent_buffer_is_synchronised() -> Result {
-        let null = NullEnv::new()?;
-        bounce();
-        let lent = buf::<Bidirectional>(&null.env, 64)?.lend();
-        check_eq!(synced(), (64, 0));
-        write_lent(&lent, 2, b"list")?;
-        check_eq!(synced(), (64, 0));
-        let buf = lent.into_buf();
-        check_eq!(synced(), (64, 64));
-        // One that is dropped does not come back.
-        drop(buf.lend());
-        check_eq!(synced(), (128, 64));
-        Ok(())
-    }
-
-    #[test]
     fn buffer_is_synchronised_for_a_view() -> Result {
         let null = NullEnv::new()?;
         let mut seen = buf::<ToDevice>(&null.env, 64)?;
@@ -337,48 +247,6 @@ mod tests {
         check_eq!(synced(), (64, 69));
         buf.fill(&[b"to", b"be"])?;
         check_eq!(synced(), (128, 133));
-        Ok(())
-    }
-
-    #[test]
-    fn lent_ranges_are_of_the_buffer() -> Result {
-        let env = Env::new()?;
-        let (mut pages, bytes) = (buf::<ToDevice>(&env, 10_000)?, pattern(10_000)?);
-        pages.cpu().copy_from_slice(&bytes);
-        let lent = pages.lend();
-        for range in [0..10_000, 9_999..10_000, 4_000..8_200] {
-            check!(read_lent(&lent, range.clone())?[..] == bytes[range]);
-        }
-        for (start, end) in [
-            (0, 10_001),
-            (7, 7),
-            (8, 7),
-            (1, usize::MAX),
-            (usize::MAX, 0),
-        ] {
-            check_err!(lent.entry(start..end).map(drop), EINVAL);
-        }
-        Ok(())
-    }
-
-    /// It keeps its memory and the PD, so the device waits for it.
-    #[test]
-    fn lent_buffer_that_is_forgotten_stays() -> Result {
-        let null = NullEnv::new()?;
-        let lent = Buf::<FromDevice>::alloc(&null.env.pd, 64, &null.env.cx)?.lend();
-        let lent = ManuallyDrop::new(lent);
-        let (dev, client) = (null.dev.clone(), null.env.client.clone());
-        drop(null);
-        begin_removal(&dev, &client)?;
-        fsleep(Delta::from_millis(30));
-        let early = dev.is_removed();
-        let written = write_lent(&lent, 60, b"here");
-        let read = read_lent(&lent, 60..64);
-        // The test wants it back.
-        drop(ManuallyDrop::into_inner(lent));
-        wait(|| dev.is_removed())?;
-        written?;
-        check!(read?[..] == *b"here" && !early);
         Ok(())
     }
 
