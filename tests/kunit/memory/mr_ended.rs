@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The callbacks of invalidations: how callers that poll recognise them, and how they end regions
-//! that a single owner has.
+//! How invalidations end regions: those that one owner has, and those that several share.
 
 use crate::{
     check::fail,
@@ -11,25 +10,36 @@ use crate::{
         Null, //
     }, //
 };
-use kernel::prelude::*;
+use kernel::{
+    new_spinlock_irq,
+    prelude::*,
+    sync::SpinLockIrq, //
+};
 use rdma::prelude::*;
 
 type Whole = Region<Bidirectional>;
 
 type Ours = SharedRegion<Bidirectional>;
 
-/// Has a region, or a part in one.
+/// A region that has come back, and whether its request was successful.
+type Back<R> = Arc<SpinLockIrq<Option<(R, bool)>>>;
+
+/// Has a region, or a part in one, until its request has completed.
 #[derive(HasCqe)]
 struct Own<R: Send + Unpin + 'static> {
     cqe: Cqe<Self>,
     region: R,
+    back: Back<R>,
 }
 
 impl<R: Send + Unpin + 'static> CqeHandler for Own<R> {
     type Pointer = Pin<KBox<Self>>;
     type Needs = context::Atomic;
 
-    fn done(_this: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
+    fn done(this: Self::Pointer, wc: &Wc, _cx: &context::Atomic) {
+        let Self { region, back, .. } = KBox::into_inner(Pin::into_inner(this));
+        *back.lock() = Some((region, wc.result().is_ok()));
+    }
 }
 
 /// Has a part in a region, and others have it too.
@@ -50,45 +60,58 @@ fn whole(null: &Null<Direct>) -> Result<Whole> {
     Region::new(Buf::alloc(&null.env.pd, 8, &null.env.cx)?, &null.env.cx)
 }
 
-fn own<R: Send + Unpin + 'static>(region: R) -> Result<Pin<KBox<Own<R>>>> {
-    let cqe = Cqe::new();
-    Ok(KBox::pin(Own { cqe, region }, GFP_KERNEL)?)
+fn ours(null: &Null<Direct>) -> Result<Arc<Ours>> {
+    Ok(Arc::new(whole(null)?.into_shared(), GFP_KERNEL)?)
 }
 
-/// Polls one completion and gives it to `look`.
+/// Returns an owner of a region, and the place to which that comes back.
+fn own<R: Send + Unpin + 'static>(region: R) -> Result<(Pin<KBox<Own<R>>>, Back<R>)> {
+    let back = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
+    let own = Own {
+        cqe: Cqe::new(),
+        region,
+        back: back.clone(),
+    };
+    Ok((KBox::pin(own, GFP_KERNEL)?, back))
+}
+
+/// Processes one completion.
 #[track_caller]
-fn polled<T>(null: &Null<Direct>, look: impl FnOnce(cq::Completion<'_>) -> Result<T>) -> Result<T> {
-    let mut batch = WcArray::<1>::new();
-    wait(|| null.cq.poll(&mut batch).is_ok_and(|n| n == 1))?;
-    let completion = batch.completions().next().ok_or(EIO)?;
-    look(completion)
+fn process(null: &Null<Direct>) -> Result {
+    wait(|| null.cq.process(1) == 1)
 }
 
-/// Registers a region that is a part of its owner, with side `a`.
-fn register(null: &Null<Direct>, owner: Pin<KBox<Own<Whole>>>) -> Result<Pin<KBox<Own<Whole>>>> {
+/// Processes the completion of a region's request, and returns the region.
+#[track_caller]
+fn take<R: Unpin>(null: &Null<Direct>, back: &Back<R>) -> Result<(R, bool)> {
+    process(null)?;
+    let back = back.lock().take();
+    back.ok_or_else(|| fail("the region is not back"))
+}
+
+/// Registers a region with side `a`.
+fn register(null: &Null<Direct>, region: Whole) -> Result<Whole> {
+    let (owner, back) = own(region)?;
     null.a.post_send(owner, |o| Ok(both(&o.region)))?;
-    polled(null, |completion| {
-        // It is no invalidation.
-        let Err(completion) = completion.take_inv::<Own<Whole>, 0>() else {
-            return Err(fail("a registration was taken for an invalidation"));
-        };
-        let (owner, wc) = completion.take::<Own<Whole>, 0>().map_err(|_| EIO)?;
-        wc.result()?;
-        Ok(owner)
-    })
+    let (region, ok) = take(null, &back)?;
+    check!(ok && !region.is_idle());
+    Ok(region)
 }
 
-/// Invalidates a region that is a part of its owner, with side `a`, and returns whether that was
-/// successful.
-fn invalidate(
-    null: &Null<Direct>,
-    owner: Pin<KBox<Own<Whole>>>,
-) -> Result<(Pin<KBox<Own<Whole>>>, bool)> {
+/// Invalidates a region with side `a`, and returns whether that was successful.
+fn invalidate(null: &Null<Direct>, region: Whole) -> Result<(Whole, bool)> {
+    let (owner, back) = own(region)?;
     null.a.post_send(owner, |o| Ok(InvWr::new(&o.region)))?;
-    polled(null, |completion| {
-        let (owner, wc) = completion.take_inv::<Own<Whole>, 0>().map_err(|_| EIO)?;
-        Ok((owner, wc.result().is_ok()))
-    })
+    take(null, &back)
+}
+
+/// Registers a region that others have too.
+fn register_ours(null: &Null<Direct>, region: &Arc<Ours>) -> Result {
+    let (owner, back) = own(region.clone())?;
+    null.a.post_send(owner, |o| Ok(both(&o.region)))?;
+    let (region, ok) = take(null, &back)?;
+    check!(ok && !region.is_idle());
+    Ok(())
 }
 
 #[kunit_tests(rdma_mr_ended)]
@@ -96,15 +119,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invalidation_is_taken() -> Result {
+    fn exclusive_region_is_ended() -> Result {
         let null = Null::new()?;
-        let mut owner = own(whole(&null)?)?;
+        let mut region = whole(&null)?;
         for _ in 0..3 {
-            owner = register(&null, owner)?;
-            check!(!owner.region.is_idle());
+            region = register(&null, region)?;
             let ok;
-            (owner, ok) = invalidate(&null, owner)?;
-            check!(ok && owner.region.is_idle());
+            (region, ok) = invalidate(&null, region)?;
+            check!(ok && region.is_idle());
         }
         Ok(())
     }
@@ -112,24 +134,17 @@ mod tests {
     #[test]
     fn exclusive_region_may_lie_behind_a_box() -> Result {
         let null = Null::<Direct>::new()?;
-        let mut owner = own(KBox::new(whole(&null)?, GFP_KERNEL)?)?;
+        let mut region = KBox::new(whole(&null)?, GFP_KERNEL)?;
         for _ in 0..3 {
+            let (owner, back) = own(region)?;
             null.a.post_send(owner, |o| Ok(both(&o.region)))?;
-            owner = polled(&null, |completion| {
-                let (owner, wc) = completion.take::<Own<KBox<Whole>>, 0>().map_err(|_| EIO)?;
-                wc.result()?;
-                Ok(owner)
-            })?;
-            check!(!owner.region.is_idle());
+            let (registered, ok) = take(&null, &back)?;
+            check!(ok && !registered.is_idle());
+            let (owner, back) = own(registered)?;
             null.a.post_send(owner, |o| Ok(InvWr::new(&o.region)))?;
-            owner = polled(&null, |completion| {
-                let (owner, wc) = completion
-                    .take_inv::<Own<KBox<Whole>>, 0>()
-                    .map_err(|_| EIO)?;
-                wc.result()?;
-                Ok(owner)
-            })?;
-            check!(owner.region.is_idle());
+            let ok;
+            (region, ok) = take(&null, &back)?;
+            check!(ok && region.is_idle());
         }
         Ok(())
     }
@@ -137,17 +152,14 @@ mod tests {
     #[test]
     fn registered_region_may_become_shared() -> Result {
         let null = Null::new()?;
-        let owner = register(&null, own(whole(&null)?)?)?;
-        let region = KBox::into_inner(Pin::into_inner(owner)).region;
+        let region = register(&null, whole(&null)?)?;
         let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
         check!(!region.is_idle());
-        let again = null
-            .a
-            .post_send(own(region.clone())?, |o| Ok(both(&o.region)));
-        check_err!(again, EBUSY);
-        null.a
-            .post_send(own(region.clone())?, |o| Ok(InvWr::new(&o.region)))?;
-        polled(&null, |completion| Ok(drop(completion)))?;
+        let (again, _) = own(region.clone())?;
+        check_err!(null.a.post_send(again, |o| Ok(both(&o.region))), EBUSY);
+        let (owner, _) = own(region.clone())?;
+        null.a.post_send(owner, |o| Ok(InvWr::new(&o.region)))?;
+        process(&null)?;
         check!(region.is_idle());
         Ok(())
     }
@@ -155,99 +167,70 @@ mod tests {
     #[test]
     fn failed_invalidation_leaves_it_registered() -> Result {
         let null = Null::new()?;
-        let owner = register(&null, own(whole(&null)?)?)?;
+        let region = register(&null, whole(&null)?)?;
         null.inject_fatal(wc::Status::LOC_QP_OP_ERR)?;
-        let (owner, ok) = invalidate(&null, owner)?;
-        check!(!ok && !owner.region.is_idle());
+        let (region, ok) = invalidate(&null, region)?;
+        check!(!ok && !region.is_idle());
         // This one is flushed.
-        let (owner, ok) = invalidate(&null, owner)?;
-        check!(!ok && !owner.region.is_idle());
+        let (region, ok) = invalidate(&null, region)?;
+        check!(!ok && !region.is_idle());
+        Ok(())
+    }
+
+    /// It completes to the callback of the MR, which calls the owner's handler.
+    #[test]
+    fn polled_invalidation_is_dispatched() -> Result {
+        let null = Null::new()?;
+        let (owner, back) = own(register(&null, whole(&null)?)?)?;
+        null.a.post_send(owner, |o| Ok(InvWr::new(&o.region)))?;
+        let mut batch = WcArray::<1>::new();
+        wait(|| null.cq.poll(&mut batch).is_ok_and(|n| n == 1))?;
+        let completion = batch.completions().next().ok_or(EIO)?;
+        match completion.take::<Own<Whole>, 0>() {
+            Err(completion) => completion.dispatch(),
+            Ok(_) => return Err(fail("its own callback has not completed")),
+        }
+        let (region, ok) = back.lock().take().ok_or(EIO)?;
+        check!(ok && region.is_idle());
         Ok(())
     }
 
     #[test]
-    fn invalidation_of_another_type_is_not_taken() -> Result {
+    fn shared_region_is_ended() -> Result {
         let null = Null::new()?;
-        let region = Arc::new(whole(&null)?.into_shared(), GFP_KERNEL)?;
-        null.a
-            .post_send(own(region.clone())?, |o| Ok(both(&o.region)))?;
-        polled(&null, |completion| Ok(drop(completion)))?;
-        let alone = register(&null, own(whole(&null)?)?)?;
-        null.a.post_send(alone, |o| Ok(InvWr::new(&o.region)))?;
-        polled(&null, |completion| {
-            let completion = match completion.take::<Own<Whole>, 0>() {
-                Err(completion) => completion,
-                Ok(_) => return Err(fail("its own callback has not completed")),
-            };
-            match completion.take_inv::<Own<Arc<Ours>>, 0>() {
-                Err(_) => Ok(()),
-                Ok(_) => Err(fail("an owner of another type")),
-            }
-        })?;
-        null.a
-            .post_send(own(region.clone())?, |o| Ok(InvWr::new(&o.region)))?;
-        polled(&null, |completion| {
-            match completion.take_inv::<Own<Whole>, 0>() {
-                // Its handler ends it.
-                Err(completion) => Ok(drop(completion)),
-                Ok(_) => Err(fail("an owner of another type")),
-            }
-        })?;
-        check!(region.is_idle());
-        Ok(())
-    }
-
-    #[test]
-    fn invalidation_of_a_shared_region_is_taken() -> Result {
-        let null = Null::new()?;
-        let region = Arc::new(whole(&null)?.into_shared(), GFP_KERNEL)?;
-        let ours = Counted {
+        let region = ours(&null)?;
+        let counted = Counted {
             cqe: Cqe::new(),
             region: region.clone(),
         };
-        let ours = Arc::new(ours, GFP_KERNEL)?;
+        let counted = Arc::new(counted, GFP_KERNEL)?;
         for _ in 0..2 {
-            null.a
-                .post_send(own(region.clone())?, |o| Ok(both(&o.region)))?;
-            polled(&null, |completion| Ok(drop(completion)))?;
-            null.a
-                .post_send(own(region.clone())?, |o| Ok(InvWr::new(&o.region)))?;
-            polled(&null, |completion| {
-                let (owner, wc) = completion
-                    .take_inv::<Own<Arc<Ours>>, 0>()
-                    .map_err(|_| EIO)?;
-                wc.result()?;
-                check!(owner.region.is_idle());
-                Ok(())
-            })?;
+            register_ours(&null, &region)?;
+            let (owner, back) = own(region.clone())?;
+            null.a.post_send(owner, |o| Ok(InvWr::new(&o.region)))?;
+            let (same, ok) = take(&null, &back)?;
+            check!(ok && same.is_idle());
 
-            null.a.post_send(ours.clone(), |o| Ok(both(&o.region)))?;
-            polled(&null, |completion| Ok(drop(completion)))?;
-            null.a
-                .post_send(ours.clone(), |o| Ok(InvWr::new(&o.region)))?;
-            polled(&null, |completion| {
-                let (owner, wc) = completion.take_inv::<Counted, 0>().map_err(|_| EIO)?;
-                wc.result()?;
-                check!(owner.region.is_idle());
-                Ok(())
-            })?;
+            let qp = &null.a;
+            qp.post_send(counted.clone(), |o| Ok(both(&o.region)))?;
+            process(&null)?;
+            check!(!region.is_idle());
+            qp.post_send(counted.clone(), |o| Ok(InvWr::new(&o.region)))?;
+            process(&null)?;
+            check!(region.is_idle());
         }
-        null.a.post_send(ours.clone(), |o| Ok(both(&o.region)))?;
-        polled(&null, |completion| Ok(drop(completion)))?;
+        register_ours(&null, &region)?;
         null.inject_fatal(wc::Status::LOC_QP_OP_ERR)?;
-        null.a
-            .post_send(ours.clone(), |o| Ok(InvWr::new(&o.region)))?;
-        polled(&null, |completion| {
-            let (owner, wc) = completion.take_inv::<Counted, 0>().map_err(|_| EIO)?;
-            check!(wc.result().is_err() && !owner.region.is_idle());
-            Ok(())
-        })
+        (null.a).post_send(counted, |o| Ok(InvWr::new(&o.region)))?;
+        process(&null)?;
+        check!(!region.is_idle());
+        Ok(())
     }
 
     #[test]
     fn another_qp_does_not_invalidate() -> Result {
         let null = Null::new()?;
-        let mut owner = register(&null, own(whole(&null)?)?)?;
+        let (mut owner, back) = own(register(&null, whole(&null)?)?)?;
         for _ in 0..2 {
             let Err(e) = null.b.post_send(owner, |o| Ok(InvWr::new(&o.region))) else {
                 return Err(fail("it was invalidated by another QP"));
@@ -256,24 +239,22 @@ mod tests {
             owner = e.owner.ok_or(EIO)?;
             check!(!owner.region.is_idle());
         }
-        let (owner, ok) = invalidate(&null, owner)?;
-        check!(ok && owner.region.is_idle());
+        null.a.post_send(owner, |o| Ok(InvWr::new(&o.region)))?;
+        let (region, ok) = take(&null, &back)?;
+        check!(ok && region.is_idle());
         // Now the other one may.
+        let (owner, back) = own(region)?;
         null.b.post_send(owner, |o| Ok(both(&o.region)))?;
-        let owner = polled(&null, |completion| {
-            Ok(completion.take::<Own<Whole>, 0>().map_err(|_| EIO)?.0)
-        })?;
+        let (owner, back) = own(take(&null, &back)?.0)?;
         let Err(e) = null.a.post_send(owner, |o| Ok(InvWr::new(&o.region))) else {
             return Err(fail("it was invalidated by the QP before"));
         };
         check_eq!(e.error(), EINVAL);
-        null.b
-            .post_send(e.owner.ok_or(EIO)?, |o| Ok(InvWr::new(&o.region)))?;
-        polled(&null, |completion| {
-            let (owner, _) = completion.take_inv::<Own<Whole>, 0>().map_err(|_| EIO)?;
-            check!(owner.region.is_idle());
-            Ok(())
-        })
+        let owner = e.owner.ok_or(EIO)?;
+        null.b.post_send(owner, |o| Ok(InvWr::new(&o.region)))?;
+        let (region, ok) = take(&null, &back)?;
+        check!(ok && region.is_idle());
+        Ok(())
     }
 
     #[test]
@@ -281,7 +262,7 @@ mod tests {
         let null = Null::<Direct>::new()?;
         let pd = Pd::alloc(&null.env.dev, &null.env.cx)?;
         let buf = Buf::<Bidirectional>::alloc(&pd, 8, &null.env.cx)?;
-        let mut owner = own(Region::new(buf, &null.env.cx)?)?;
+        let (mut owner, _) = own(Region::new(buf, &null.env.cx)?)?;
         for _ in 0..2 {
             let Err(e) = null.a.post_send(owner, |o| Ok(both(&o.region))) else {
                 return Err(fail("it was registered through another PD"));
@@ -293,11 +274,8 @@ mod tests {
         let region = KBox::into_inner(Pin::into_inner(owner)).region;
         let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
         for _ in 0..2 {
-            check_err!(
-                null.a
-                    .post_send(own(region.clone())?, |o| Ok(both(&o.region))),
-                EINVAL
-            );
+            let (owner, _) = own(region.clone())?;
+            check_err!(null.a.post_send(owner, |o| Ok(both(&o.region))), EINVAL);
             check!(region.is_idle());
         }
         Ok(())

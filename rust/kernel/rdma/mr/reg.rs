@@ -3,15 +3,12 @@
 //! The registration of an MR by work requests, and its end.
 
 use crate::{
-    cq::Completion,
     cqe::{
-        self,
         CqeHandler,
         CqePointer, //
     },
     debug,
     dma,
-    identity,
     mr::{
         Exclusive,
         FastRegMr,
@@ -479,8 +476,6 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     cq: *mut bindings::ib_cq,
     raw: *mut bindings::ib_wc,
 ) {
-    // `take` tells owners apart by this function's address.
-    identity::keep_distinct::<(Callback, cqe::Cqe<T::Pointer, ID>, S)>();
     // SAFETY: As the caller promises, this is the callback of the request, and `raw` its
     // completion, which was not used yet.
     let Some(wc) = (unsafe { trace::completion(cq, raw) }) else {
@@ -550,89 +545,4 @@ pub(crate) unsafe fn undo_invalidated(wc: &Wc) {
     // field. What was its owner keeps that still. The state is `Exclusive`, as the caller promises,
     // which is the same word with and without `LENT`.
     unsafe { (*wc.cqe().cast_const().cast::<FastRegMr>()).set_registered::<Exclusive>() };
-}
-
-type Callback = unsafe extern "C" fn(*mut bindings::ib_cq, *mut bindings::ib_wc);
-
-/// Takes the owner of a local invalidation that has completed back, if it is a `T` that was given
-/// up by its callback `ID`, and the state of the region an `S`. `None` proves nothing: see
-/// [`identity`].
-///
-/// # Safety
-///
-/// `wc` is a completion whose owner, if there is one, is not taken back but by this.
-#[inline]
-unsafe fn take<T: CqeHandler<ID>, S: State, const ID: u64>(wc: &Wc) -> Option<T::Pointer> {
-    let cqe = NonNull::new(wc.cqe())?;
-    // SAFETY: The owner of the request, which was not taken back, keeps its callback.
-    let callback = unsafe { (*cqe.as_ptr()).done }?;
-    if !ptr::fn_addr_eq(callback, done::<T, S, ID> as Callback) {
-        return None;
-    }
-    // SAFETY: By the callback the request is an `InvWr` for the state `S` and an owner that was
-    // given up as a `T` by its callback `ID`. That was not taken back, and is taken back here once,
-    // as the caller promises.
-    unsafe {
-        let (mr, user) = mr_and_owner(wc);
-        if !debug::deactivate(user) {
-            return None;
-        }
-        mr.invalidated::<S>(wc);
-        if wc.result().is_err() {
-            mr.set_registered::<S>();
-        }
-        Some(T::Pointer::from_cqe(user))
-    }
-}
-
-impl<'a> Completion<'a> {
-    /// As [`Completion::take`], of an owner that was posted with a local invalidation ([`InvWr`]):
-    /// that completes to a callback in the MR. If it was successful, the region is idle. Gives the
-    /// completion back if it is another one, or that of a [`LentRegion`](super::LentRegion).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::prelude::*;
-    /// #[derive(HasCqe)]
-    /// struct Request {
-    ///     inv: Cqe<Self>,
-    ///     region: Region<FromDevice>,
-    /// }
-    ///
-    /// impl CqeHandler for Request {
-    ///     type Pointer = Pin<KBox<Self>>;
-    ///     type Needs = context::Atomic;
-    ///
-    ///     fn done(_request: Self::Pointer, _wc: &Wc, _cx: &context::Atomic) {}
-    /// }
-    ///
-    /// /// Returns the request whose memory no peer uses. There is none if this is of
-    /// /// another request, or if the invalidation has failed.
-    /// fn ended(completion: cq::Completion<'_>) -> Option<Pin<KBox<Request>>> {
-    ///     let (request, wc) = completion.take_inv::<Request, 0>().ok()?;
-    ///     wc.result().is_ok().then_some(request)
-    /// }
-    /// ```
-    #[inline]
-    pub fn take_inv<T: CqeHandler<ID>, const ID: u64>(
-        self,
-    ) -> core::result::Result<(T::Pointer, &'a Wc), Self> {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: By the type invariant the owner was not taken back, nor is it if the first call
-        // has returned none. If there is one, `this` is not dropped.
-        let owner = unsafe {
-            take::<T, Exclusive, ID>(this.wc).or_else(|| {
-                wc::unlikely();
-                take::<T, Shared, ID>(this.wc)
-            })
-        };
-        match owner {
-            Some(owner) => Ok((owner, this.wc)),
-            None => {
-                wc::unlikely();
-                Err(ManuallyDrop::into_inner(this))
-            }
-        }
-    }
 }
