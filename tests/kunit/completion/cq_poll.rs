@@ -157,7 +157,7 @@ fn batches_are_bounded<C: Polled + CallerPolled>() -> Result {
         for completion in batch.completions() {
             completion.result().map_err(Error::from)?;
         }
-        check!(batch.is_empty());
+        check!(batch.completions().next().is_none());
     }
     check_eq!(sizes, [2, 2, 1, 0]);
     check_eq!(fates.both(), (5, 5));
@@ -290,7 +290,6 @@ mod tests {
         let mut batch = WcArray::<4>::new();
         check_eq!(link.recv_cq.poll(&mut batch)?, 0);
         check!(batch.completions().next().is_none());
-        check!(batch.is_empty());
         Ok(())
     }
 
@@ -366,7 +365,6 @@ mod tests {
         complete::<_, u8>(&link, &fates, 4)?;
         let mut batch = WcArray::<8>::new();
         check_eq!(link.recv_cq.poll(&mut batch)?, 4);
-        check_eq!(batch.len(), 4);
         drop(batch.completions().next());
         check_eq!(fates.both(), (1, 1));
         drop(batch);
@@ -381,14 +379,14 @@ mod tests {
         let mut batch = WcArray::<8>::new();
         check_eq!(link.recv_cq.poll(&mut batch)?, 4);
         check_eq!(batch.completions().take(2).map(drop).count(), 2);
-        check_eq!((fates.both(), batch.len()), ((2, 2), 2));
+        check_eq!(fates.both(), (2, 2));
         drop(batch.completions());
-        check_eq!((fates.both(), batch.len()), ((2, 2), 2));
+        check_eq!(fates.both(), (2, 2));
         for completion in batch.completions() {
             let taken = completion.take::<Same<u8>, 0>().is_ok();
             check!(taken);
         }
-        check_eq!((fates.both(), batch.len()), ((2, 4), 0));
+        check_eq!(fates.both(), (2, 4));
         check!(batch.completions().next().is_none());
         // Completions that are left when the batch is filled again are not lost either.
         complete::<_, u8>(&link, &fates, 3)?;

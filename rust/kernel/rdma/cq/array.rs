@@ -53,18 +53,6 @@ impl<const N: usize> WcArray<N> {
         }
     }
 
-    /// Returns the number of completions that were not taken.
-    #[inline]
-    pub fn len(&self) -> usize {
-        self.len - self.next
-    }
-
-    /// Returns whether all completions were taken.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.next == self.len
-    }
-
     /// Returns an iterator that takes the completions. Those that it did not come to stay.
     ///
     /// # Examples
@@ -74,11 +62,8 @@ impl<const N: usize> WcArray<N> {
     /// /// Counts the requests that have failed.
     /// fn failures(cq: &Cq<Direct>) -> Result<usize> {
     ///     let (mut array, mut failures) = (WcArray::<16>::new(), 0);
-    ///     cq.poll(&mut array)?;
-    ///     while !array.is_empty() {
-    ///         failures += array.len();
-    ///         failures -= array.completions().filter(|c| c.result().is_ok()).count();
-    ///         cq.poll(&mut array)?;
+    ///     while cq.poll(&mut array)? != 0 {
+    ///         failures += array.completions().filter(|c| c.result().is_err()).count();
     ///     }
     ///     Ok(failures)
     /// }
@@ -100,7 +85,7 @@ impl<const N: usize> WcArray<N> {
     /// Dispatches the completions that are left.
     #[inline]
     pub(super) fn dispatch(&mut self) {
-        if !self.is_empty() {
+        if self.next != self.len {
             self.dispatch_rest();
         }
     }

@@ -124,7 +124,7 @@ impl Cq<Waited> {
         timeout_ms: u32,
         cx: &Sleepable,
     ) -> Result<Option<Completion<'a>>> {
-        while array.is_empty() && self.poll(array)? == 0 {
+        while array.next == array.len && self.poll(array)? == 0 {
             if self.wait(Notify::NextComp, timeout_ms, cx)? == Wait::TimedOut {
                 return Ok(None);
             }
