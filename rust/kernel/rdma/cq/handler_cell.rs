@@ -36,7 +36,7 @@ use core::cell::{
 /// - `array` is the one that the poller of the CQ of `_cq` dispatches from, and is valid while that
 ///   handle is. The CQ is not shared.
 /// - `borrowed` and `value` are used by handlers of completions in `array`, which run one after the
-///   other, and by the exclusive owner of the cell.
+///   other.
 /// - While `borrowed` is set, one call of [`HandlerCell::with`] has the only reference to `value`.
 /// - This is invariant in `T`, as handlers that share the cell change the value.
 ///
@@ -69,14 +69,9 @@ use core::cell::{
 /// }
 ///
 /// impl Conn {
-///     fn new(qp: Qp<Softirq>, cq: &Cq<Softirq>, depth: usize) -> Result<Self> {
-///         let free = HandlerCell::new(cq, KVec::with_capacity(depth, GFP_KERNEL)?)?;
+///     fn new(qp: Qp<Softirq>, cq: &Cq<Softirq>, free: KVec<Pin<KBox<Response>>>) -> Result<Self> {
+///         let free = HandlerCell::new(cq, free)?;
 ///         Ok(Self { qp, free })
-///     }
-///
-///     /// Adds a response, before the connection is made.
-///     fn add(&mut self, response: Pin<KBox<Response>>) -> Result {
-///         Ok(self.free.get_mut().push(response, GFP_KERNEL)?)
 ///     }
 ///
 ///     /// Called in the handler of a request, whose completion is `wc`.
@@ -143,10 +138,5 @@ impl<T> HandlerCell<T> {
         let output = f(unsafe { &mut *self.value.get() });
         self.borrowed.set(false);
         Ok(output)
-    }
-
-    /// Returns the value: no handler uses it while the cell is borrowed exclusively.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut()
     }
 }
