@@ -301,21 +301,6 @@ static unsigned int mr_page_size(const struct ib_mr *mr)
 	}
 }
 
-/* Maps memory that is contiguous to the device. */
-int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
-{
-	struct scatterlist sg;
-	int ret;
-
-	sg_init_table(&sg, 1);
-	sg_dma_address(&sg) = addr;
-	sg_dma_len(&sg) = len;
-	ret = ib_map_mr_sg(mr, &sg, 1, NULL, mr_page_size(mr));
-	ret = all_mapped(mr, ret, 1, len);
-	trace_mr_map(mr, 1, len, ret);
-	return ret;
-}
-
 /* Maps a list that is mapped for DMA, of @len bytes in all. */
 int rdma_helper_map_mr_list(struct ib_mr *mr, struct scatterlist *sg, int nents, u32 len)
 {
@@ -327,38 +312,17 @@ int rdma_helper_map_mr_list(struct ib_mr *mr, struct scatterlist *sg, int nents,
 }
 EXPORT_SYMBOL_GPL(rdma_helper_map_mr_list);
 
-/*
- * Maps @len bytes from @start on of a list that is mapped for DMA. The first and the last entry are
- * cut meanwhile: siw ignores an offset, and there is none for the end.
- */
-int rdma_helper_map_mr_sg(struct ib_mr *mr, struct sg_table *sgt, size_t start, size_t len)
+/* Maps memory that is contiguous to the device. */
+int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len)
 {
-	struct scatterlist *first = sgt->sgl, *last;
-	unsigned int first_len, last_len;
-	dma_addr_t addr;
-	int nents = 1, ret;
-	size_t end;
+	struct scatterlist sg;
 
-	for (; start >= sg_dma_len(first); first = sg_next(first))
-		start -= sg_dma_len(first);
-	last = first;
-	for (end = start + len; end > sg_dma_len(last); last = sg_next(last), nents++)
-		end -= sg_dma_len(last);
-
-	addr = sg_dma_address(first);
-	first_len = sg_dma_len(first);
-	last_len = sg_dma_len(last);
-	sg_dma_len(last) = end;
-	sg_dma_address(first) += start;
-	sg_dma_len(first) -= start;
-	ret = ib_map_mr_sg(mr, first, nents, NULL, mr_page_size(mr));
-	ret = all_mapped(mr, ret, nents, len);
-	sg_dma_address(first) = addr;
-	sg_dma_len(first) = first_len;
-	sg_dma_len(last) = last_len;
-	trace_mr_map(mr, nents, len, ret);
-	return ret;
+	sg_init_table(&sg, 1);
+	sg_dma_address(&sg) = addr;
+	sg_dma_len(&sg) = len;
+	return rdma_helper_map_mr_list(mr, &sg, 1, len);
 }
+EXPORT_SYMBOL_GPL(rdma_helper_map_mr);
 
 bool rdma_helper_device_try_get(struct ib_device *dev)
 {

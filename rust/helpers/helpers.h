@@ -40,7 +40,6 @@ bool rdma_helper_cq_is_polled_by_current(struct ib_cq *cq, unsigned long holder)
 void rdma_helper_complete(struct ib_cq *cq, struct ib_wc *wc);
 int rdma_helper_map_mr(struct ib_mr *mr, u64 addr, u32 len);
 int rdma_helper_map_mr_list(struct ib_mr *mr, struct scatterlist *sg, int nents, u32 len);
-int rdma_helper_map_mr_sg(struct ib_mr *mr, struct sg_table *sgt, size_t start, size_t len);
 bool rdma_helper_device_try_get(struct ib_device *dev);
 enum rdma_ah_attr_type rdma_helper_ah_type(struct ib_device *dev, u32 port);
 void rdma_helper_memcpy(void *to, const void *from, size_t len);

@@ -55,10 +55,7 @@ use crate::{
     },
     wr, //
 };
-use core::{
-    cell::UnsafeCell,
-    ops::Range, //
-};
+use core::cell::UnsafeCell;
 use kernel::sync::SetOnce;
 
 /// The size of the pages that an MR maps, whatever those of the CPU are: block drivers split
@@ -91,8 +88,6 @@ impl MemoryRef<'_> {
         }
     }
 
-    // Not inlined, as what maps is not in each ULP.
-    #[inline(never)]
     fn len(&self) -> usize {
         match self {
             Self::Buf(buf) => buf.len(),
@@ -399,62 +394,28 @@ impl Mr {
         })))
     }
 
-    /// Fails with `EINVAL` if memory is of another PD, or too large for this.
-    #[inline]
-    fn has_room_for(&self, memory: MemoryRef<'_>) -> Result {
-        match memory.pages() <= self.0.pages && *memory.pd() == self.0.pd {
-            true => Ok(()),
-            false => Err(EINVAL),
-        }
-    }
-
-    /// As [`Mr::map`] of all of the memory. Inlined for a list, which may be in registers then.
+    /// Maps memory (`ib_map_mr_sg`), and returns where it is to peers. Fails with `EINVAL` if the
+    /// memory is of another PD, or too large. Inlined, as the list may be in registers.
     ///
     /// # Safety
     ///
     /// The MR is idle, and neither it nor the memory is used.
     #[inline]
-    unsafe fn map_all(&self, memory: MemoryRef<'_>) -> Result<u64> {
-        let MemoryRef::Map(map) = memory else {
-            // SAFETY: The MR is idle, and neither it nor the memory is used, as the caller
-            // promises. The range is all of the memory, which is not empty.
-            return unsafe { self.map(memory, 0..memory.len()) };
-        };
-        self.has_room_for(memory)?;
-        let (raw, table) = (self.0.raw.as_ptr(), &map.mapping.0.table);
-        // SAFETY: `raw` is an MR of the memory's device, as both are of one PD, and is idle, so not
-        // registered. As the caller promises, neither it nor the list is used meanwhile. By the
-        // invariant of `MappedList` that is mapped, with as many entries and bytes.
-        unsafe {
-            match bindings::rdma_helper_map_mr_list(raw, table.sgl, table.nents as c_int, map.len) {
-                0 => Ok((*raw).iova),
-                ret => Err(Error::from_errno(ret)),
-            }
+    unsafe fn map(&self, memory: MemoryRef<'_>) -> Result<u64> {
+        if memory.pages() > self.0.pages || *memory.pd() != self.0.pd {
+            return Err(EINVAL);
         }
-    }
-
-    /// Maps a range of memory (`ib_map_mr_sg`), and returns where it is to peers. Fails with
-    /// `EINVAL` if the memory is of another PD, or too large.
-    ///
-    /// # Safety
-    ///
-    /// The MR is idle, and neither it nor the memory is used. The range is in that, and not empty.
-    unsafe fn map(&self, memory: MemoryRef<'_>, range: Range<usize>) -> Result<u64> {
-        self.has_room_for(memory)?;
         let raw = self.0.raw.as_ptr();
         // SAFETY: `raw` is an MR of the memory's device, as both are of one PD, and is idle, so not
-        // registered. As the caller promises, neither it nor the list, whose ends are changed, is
-        // used meanwhile, and the range is one of the memory, which is mapped by its invariant.
+        // registered. As the caller promises, neither it nor the memory is used meanwhile. That is
+        // mapped, with as many entries and bytes, by the invariants of `MappedList` and `Mapped`.
         unsafe {
             let ret = match memory {
                 MemoryRef::Map(map) => {
-                    let table = map.mapping.0.table();
-                    bindings::rdma_helper_map_mr_sg(raw, table, range.start, range.len())
+                    let (table, len) = (&map.mapping.0.table, map.len);
+                    bindings::rdma_helper_map_mr_list(raw, table.sgl, table.nents as c_int, len)
                 }
-                MemoryRef::Buf(buf) => {
-                    let (addr, len) = (buf.addr + range.start as u64, range.len() as u32);
-                    bindings::rdma_helper_map_mr(raw, addr, len)
-                }
+                MemoryRef::Buf(buf) => bindings::rdma_helper_map_mr(raw, buf.addr, buf.len),
             };
             match ret {
                 0 => Ok((*raw).iova),
@@ -494,10 +455,9 @@ impl<M> From<MapError<M>> for Error {
 ///
 /// # Invariants
 ///
-/// `mr` maps a range of `memory`, which is at `iova` to peers, or is claimed for ever; it has the
-/// state `S`. Both exist until this is dropped, but for the memory if by the state it was taken
-/// out. This is covariant in `M`, as it is the only handle of the memory, and gives it away
-/// by value, once. States have no supertypes.
+/// `mr` maps `memory`, which is at `iova` to peers, and has the state `S`. Both exist until this is
+/// dropped, but for the memory if by the state it was taken out. This is covariant in `M`, as it is
+/// the only handle of the memory, and gives it away by value, once. States have no supertypes.
 pub struct Region<D: dma::AnyDirection, M: Memory<D> = Buf<D>, S: State = Exclusive> {
     mr: ManuallyDrop<Mr>,
     memory: MaybeUninit<M>,
@@ -523,10 +483,10 @@ impl<D: dma::AnyDirection, M: Memory<D>> Region<D, M> {
     ///
     /// /// Memory for a peer to write, in one piece, and some to read, in pages.
     /// fn regions(pd: &Pd, cx: &Sleepable) -> Result {
-    ///     let mut from_peer = Region::new(Buf::<FromDevice>::alloc(pd, 512, cx)?, cx)?;
+    ///     let from_peer = Region::new(Buf::<FromDevice>::alloc(pd, 512, cx)?, cx)?;
     ///     let to_peer = Region::new(SgBuf::<ToDevice>::alloc(pd, 1 << 20, cx)?, cx)?;
-    ///     from_peer.set_range(0..64)?; // It gets a key to this part only.
-    ///     to_peer.write(0, b"for the peer")
+    ///     to_peer.write(0, b"for the peer")?;
+    ///     from_peer.read(0, &mut [0; 4])
     /// }
     /// ```
     pub fn new(memory: M, cx: &Sleepable) -> Result<Self> {
@@ -641,7 +601,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     fn mapped(mr: Mr, memory: M) -> Result<Self, MapError<M>> {
         // SAFETY: By the invariant of `Mr` it is idle, as it is not in a region. Both are owned
         // here.
-        match unsafe { mr.map_all(memory.get()) } {
+        match unsafe { mr.map(memory.get()) } {
             // SAFETY: The memory was just mapped. The MR, which is owned here, is idle,
             // and may have each state.
             Ok(iova) => Ok(unsafe { Self::from_parts(mr, memory, iova) }),
@@ -651,7 +611,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
 
     /// # Safety
     ///
-    /// `mr` may have the state `S`. It maps a range of `memory`, at `iova`, or is claimed for ever.
+    /// `mr` may have the state `S`. It maps `memory`, at `iova`.
     unsafe fn from_parts(mr: Mr, memory: M, iova: u64) -> Self {
         // INVARIANT: As the caller promises.
         Self {
@@ -700,31 +660,6 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
                 self.memory.assume_init_read(),
             )
         }
-    }
-
-    /// Limits what peers will be given access to, all of the memory at first, to the bytes in
-    /// `range` (`ib_map_mr_sg`); registrations tell the address of the first of them. The contexts
-    /// of [`Region::map`]. Fails with `EBUSY` if the region is not idle; `EINVAL` if the range is
-    /// empty or not inside of the memory; or the driver's error: it can only be dropped then.
-    pub fn set_range(&mut self, range: Range<usize>) -> Result {
-        const { assert!(!S::LENT, "the range of a `LentRegion` does not change") };
-        if range.start >= range.end || range.end > self.len() {
-            return Err(EINVAL);
-        }
-        if !self.is_idle() {
-            return Err(EBUSY);
-        }
-        let memory = self.memory().ok_or(EINVAL)?;
-        // SAFETY: The MR is idle, and the region is borrowed exclusively, so neither is used
-        // otherwise. The range was checked.
-        let mapped = unsafe { self.mr.map(memory.get(), range) };
-        // INVARIANT: The MR maps the range, or is claimed.
-        match mapped {
-            Ok(iova) => self.iova = iova,
-            // SAFETY: The region is borrowed exclusively, and its MR is idle.
-            Err(_) => unsafe { *self.mr.0.state.get() = state::BUSY },
-        }
-        mapped.map(drop)
     }
 
     /// Returns `true` if the region is idle, so that it can be registered or taken apart: until it

@@ -19,7 +19,7 @@ use kernel::sync::atomic::{
 /// No key gives access to the memory.
 pub(super) const IDLE: u64 = 0;
 /// The MR is claimed.
-pub(super) const BUSY: u64 = 1;
+const BUSY: u64 = 1;
 /// The MR has a new key, and the request to register it will be posted.
 const PREPARED: u64 = 2;
 /// A local invalidation was posted, or is about to be.
@@ -54,9 +54,6 @@ mod private {
 pub unsafe trait State: private::Sealed + Sized + Send + 'static {
     /// `true` if threads may share the state.
     const SHARED: bool;
-
-    /// `true` if the memory may have been taken out.
-    const LENT: bool = false;
 
     /// Returns `true` if the memory was taken out.
     #[inline]
@@ -156,7 +153,6 @@ impl<const LENT: bool> Exclusive<LENT> {
 // is taken out, only `Lent::end` ends it. The state is set idle only as the trait allows.
 unsafe impl<const LENT: bool> State for Exclusive<LENT> {
     const SHARED: bool = false;
-    const LENT: bool = LENT;
 
     #[inline]
     fn is_taken(&self) -> bool {
