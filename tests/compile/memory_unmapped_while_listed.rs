@@ -9,8 +9,9 @@ use rdma::{
     wr::SgeList, //
 };
 
-fn message<O: SgOwner<ToDevice>>(data: SgMap<O, ToDevice>) -> Result<O> {
-    let sges: SgeList<_, 4> = data.sges()?;
+fn message<O: SgOwner<ToDevice>>(header: &Buf<ToDevice>, data: SgMap<O, ToDevice>) -> Result<O> {
+    let mut sges = SgeList::<_, 4>::new(header.whole());
+    data.append_to(&mut sges)?;
     #[cfg(mistake)]
     let owner = data.into_owner(); //~ E0505 cannot move out of `data` because it is borrowed
     drop(SendWr::send(sges));

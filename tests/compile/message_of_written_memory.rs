@@ -14,7 +14,11 @@ type Direction = FromDevice;
 #[cfg(not(mistake))]
 type Direction = ToDevice;
 
-fn message<O: SgOwner<Direction>>(data: &SgMap<O, Direction>) -> Result<SendWr<'_, 4>> {
-    let sges: SgeList<_, 4> = data.sges()?; //~ E0599 its trait bounds were not satisfied
+fn message<'a, O: SgOwner<Direction>>(
+    header: &'a Buf<ToDevice>,
+    data: &'a SgMap<O, Direction>,
+) -> Result<SendWr<'a, 4>> {
+    let mut sges = SgeList::<_, 4>::new(header.whole());
+    data.append_to(&mut sges)?; //~ E0599 its trait bounds were not satisfied
     Ok(SendWr::send(sges))
 }

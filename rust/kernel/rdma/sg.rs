@@ -526,9 +526,10 @@ impl<O: SgOwner<D>, D: AnyDirection> SgMap<O, D> {
 }
 
 impl<O: SgOwner<D>, D: DeviceReads> SgMap<O, D> {
-    /// Returns entries for all of the memory, for the device to read: data that go with a message
-    /// instead of a key to them. Fails with `ENOSPC` if there are more than `N`, and with `EINVAL`
-    /// for more bytes than a message has, which is 2 GiB.
+    /// Adds entries for all of the memory, for the device to read, to a list, behind those of a
+    /// header: data that go with a message instead of a key to them. Fails with `ENOSPC` if there
+    /// is no room, and with `EINVAL` for more bytes than a message has, which is 2 GiB; the list is
+    /// as it was then.
     ///
     /// Their number is that of the list after mapping, by which an IOMMU may have merged some
     /// (`ib_dma_map_sg`).
@@ -546,18 +547,7 @@ impl<O: SgOwner<D>, D: DeviceReads> SgMap<O, D> {
     ///     data.append_to(&mut sges)?;
     ///     Ok(SendWr::send(sges))
     /// }
-    ///
-    /// /// Sends the data alone.
-    /// fn data<O: SgOwner<ToDevice>>(data: &SgMap<O, ToDevice>) -> Result<SendWr<'_, 4>> {
-    ///     Ok(SendWr::send(data.sges()?))
-    /// }
     /// ```
-    pub fn sges<const N: usize>(&self) -> Result<SgeList<Sge<'_>, N>> {
-        self.list.sges()
-    }
-
-    /// Adds the entries of [`SgMap::sges`] to a list, behind those of a header. If it fails, the
-    /// list is as it was.
     #[inline]
     pub fn append_to<'a, const N: usize>(&'a self, list: &mut SgeList<Sge<'a>, N>) -> Result {
         self.list.append_to(&mut list.sges, &mut list.len)
@@ -565,15 +555,6 @@ impl<O: SgOwner<D>, D: DeviceReads> SgMap<O, D> {
 }
 
 impl<O: SgOwner<OneWay>> SgMap<O, OneWay> {
-    /// As [`SgMap::sges`] of memory whose direction is known when code is compiled. Fails with
-    /// `EACCES` if the device writes the memory.
-    pub fn sges<const N: usize>(&self) -> Result<SgeList<Sge<'_>, N>> {
-        match self.is_to_device() {
-            true => self.list.sges(),
-            false => Err(EACCES),
-        }
-    }
-
     /// As [`SgMap::append_to`] of memory whose direction is known when code is compiled. Fails with
     /// `EACCES` if the device writes the memory.
     #[inline]
@@ -757,14 +738,6 @@ impl MappedList {
             len,
             pages,
         })
-    }
-
-    /// Returns entries for all of the memory.
-    fn sges<const N: usize>(&self) -> Result<SgeList<Sge<'_>, N>> {
-        let mut list = SgeList::new(self.sge(self.mapping.0.table.sgl));
-        list.len = 0;
-        self.append_to(&mut list.sges, &mut list.len)?;
-        Ok(list)
     }
 
     /// Adds entries for all of the memory to the first `len`. Not inlined, so that it is not in
