@@ -32,6 +32,11 @@ fn tell(grant: Grant<'_>) -> u32 {
     told.unwrap_or(u32::MAX)
 }
 
+/// Returns the number of receives that the peer was not told of.
+fn untold(credits: &RecvCredits) -> u32 {
+    credits.grant(u32::MAX).count()
+}
+
 /// Uses a credit.
 fn spend(credit: Credit<'_>) -> Result {
     credit.spend(|| Ok(()))
@@ -297,8 +302,8 @@ mod tests {
         let credits = RecvCredits::new(2, 6);
         credits.received()?;
         credits.posted(3)?;
-        check_eq!((credits.untold(), tell(credits.grant(2))), (3, 2));
-        check_eq!((credits.untold(), tell(credits.grant(u32::MAX))), (1, 1));
+        check_eq!((untold(&credits), tell(credits.grant(2))), (3, 2));
+        check_eq!((untold(&credits), tell(credits.grant(u32::MAX))), (1, 1));
         check_eq!(tell(credits.grant(u32::MAX)), 0);
         for _ in 0..4 {
             credits.received()?;
@@ -348,9 +353,9 @@ mod tests {
             Err::<(), _>(ENOMEM)
         });
         check_err!(refused, ENOMEM);
-        check_eq!(credits.untold(), 4);
+        check_eq!(untold(&credits), 4);
         drop(credits.grant(2));
-        check_eq!(credits.untold(), 4);
+        check_eq!(untold(&credits), 4);
         check_err!(credits.received(), EPROTO);
         check_eq!(tell(credits.grant(8)), 4);
         Ok(())
@@ -368,7 +373,7 @@ mod tests {
         credits.received()?;
         credits.received()?;
         drop(grant);
-        check_eq!(credits.untold(), 0);
+        check_eq!(untold(&credits), 0);
         credits.posted(2)?;
         check_err!(credits.posted(1), EOVERFLOW);
         Ok(())

@@ -322,27 +322,11 @@ impl RecvCredits {
         }
     }
 
-    /// Returns the number of receives that the peer was not told of.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use rdma::session::RecvCredits;
-    ///
-    /// /// Returns whether a message that only grants credits would give the peer half of `limit`.
-    /// fn is_worth_a_message(credits: &RecvCredits, limit: u32) -> bool {
-    ///     credits.untold() >= limit / 2
-    /// }
-    /// ```
-    pub fn untold(&self) -> u32 {
-        (self.counts.load(Relaxed) >> 32) as u32
-    }
-
     /// Returns whether the peer is to be told of receives by a message of its own, if no other one
     /// goes: it was not told of more than half of them. Looked at whenever a message was handled
     /// and its receive was posted again.
     pub fn is_due(&self) -> bool {
-        self.untold() > self.limit / 2
+        (self.counts.load(Relaxed) >> 32) as u32 > self.limit / 2
     }
 }
 
