@@ -81,7 +81,7 @@ impl<'a, T: Send + 'static> Arrays<'a, T> {
             let of_index = |index: usize| {
                 let n = index.checked_div(depth).ok_or(EINVAL)?;
                 let qp = qps.get(n).ok_or(EINVAL)?;
-                Ok((qp, init(qp)?))
+                Ok((&**qp, init(qp)?))
             };
             let requests = qps.len().checked_mul(depth).ok_or(EINVAL)?;
             arrays.push_within_capacity(Requests::of_qps(requests, of_index, cx)?)?;

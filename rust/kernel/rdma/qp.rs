@@ -42,12 +42,7 @@ pub(crate) use prepared::{
     PreparedCtx,
     Unlisted, //
 };
-pub(crate) use requests::private::{
-    Any,
-    RequestQp as HasAnyQp, //
-};
 pub use requests::{
-    RequestQp,
     Requests,
     Taken, //
 };

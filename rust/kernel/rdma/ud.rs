@@ -113,12 +113,6 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     }
 }
 
-impl<S: PollContext, R: PollContext> qp::HasAnyQp for UdQp<S, R> {
-    fn any(&self) -> qp::Any<'_> {
-        qp::Any(&self.qp.any)
-    }
-}
-
 /// Creates the destination of the marker of a drain, which is flushed and never sent.
 fn marker_ah(pd: &Pd, port: u32, cx: &Sleepable) -> Result<Ah> {
     let mut gids = pd.device().port(port).ok_or(EINVAL)?.gids();

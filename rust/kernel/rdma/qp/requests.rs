@@ -358,69 +358,41 @@ unsafe impl<T: Send> Send for Requests<T> {}
 // SAFETY: A shared one gives no access to the requests.
 unsafe impl<T: Send> Sync for Requests<T> {}
 
-/// A QP that requests of [`Requests`] can belong to: a [`Qp`], a [`UdQp`](crate::ud::UdQp), or an
-/// `Arc` of one.
-pub trait RequestQp: private::RequestQp {}
-impl<Q: private::RequestQp> RequestQp for Q {}
-
-pub(crate) mod private {
-    use super::*;
-
-    pub struct Any<'a>(pub(crate) &'a AnyQp);
-
-    pub trait RequestQp {
-        fn any(&self) -> Any<'_>;
-    }
-}
-
-impl<S: PollContext, R: PollContext> private::RequestQp for Qp<S, R> {
-    fn any(&self) -> private::Any<'_> {
-        private::Any(&self.any)
-    }
-}
-
-impl<Q: private::RequestQp> private::RequestQp for Arc<Q> {
-    fn any(&self) -> private::Any<'_> {
-        (**self).any()
-    }
-}
-
 impl<T: Send + 'static> Requests<T> {
     /// Allocates `count` requests of a QP, side by side; `init` returns request number 0, 1 and so
     /// on, or an initializer of it: a large one is not moved then.
     ///
     /// Fails with `ENOMEM`; with `EINVAL` if `count` is 0; with `EPERM` if the QP is another
     /// module's; or with the error of `init`.
-    pub fn new<I: Init<T, Error>>(
-        qp: &impl RequestQp,
+    pub fn new<S: PollContext, R: PollContext, I: Init<T, Error>>(
+        qp: &Qp<S, R>,
         count: usize,
         mut init: impl FnMut(usize) -> I,
         _cx: &Sleepable,
     ) -> Result<Self> {
-        Self::build(count, |index| Ok((qp, init(index))))
+        Self::build(count, |index| Ok((&qp.any, init(index))))
     }
 
     /// As [`Requests::new`], for several QPs of one device: `init` returns the QP of each request,
     /// too. Requests of one QP are best made one after the other.
-    pub fn of_qps<'a, Q: RequestQp + 'a>(
+    pub fn of_qps<'a, S: PollContext, R: PollContext>(
         count: usize,
-        mut init: impl FnMut(usize) -> Result<(&'a Q, T)>,
+        mut init: impl FnMut(usize) -> Result<(&'a Qp<S, R>, T)>,
         _cx: &Sleepable,
     ) -> Result<Self> {
         Self::build(count, |index| {
-            init(index).map(|(qp, value)| (qp, Ok::<_, Error>(value)))
+            init(index).map(|(qp, value)| (&qp.any, Ok::<_, Error>(value)))
         })
     }
 
-    fn build<'a, Q: RequestQp + 'a, I: Init<T, Error>>(
+    fn build<'a, I: Init<T, Error>>(
         count: usize,
-        mut init: impl FnMut(usize) -> Result<(&'a Q, I)>,
+        mut init: impl FnMut(usize) -> Result<(&'a AnyQp, I)>,
     ) -> Result<Self> {
         let mut builder = Builder::new();
         let mut entries = KVVec::<Entry<T>>::with_capacity(count, GFP_KERNEL | __GFP_NOWARN)?;
         for index in 0..count {
             let (qp, value) = init(index)?;
-            let qp = qp.any().0;
             builder.add(qp, identity::address_of::<T>())?;
             let entry = entries.spare_capacity_mut().first_mut().ok_or(ENOMEM)?;
             let entry = entry.as_mut_ptr();
