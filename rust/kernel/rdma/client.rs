@@ -538,12 +538,11 @@ impl ClientRef {
     /// # Examples
     ///
     /// ```
-    /// use kernel::workqueue::{self, impl_has_work, new_work};
+    /// use kernel::workqueue::{self, impl_has_work};
     /// use rdma::{prelude::*, session};
     ///
     /// #[pin_data]
     /// struct Conn {
-    ///     client: ClientRef,
     ///     id: cm::Id,
     ///     qp: Qp<Softirq>,
     ///     #[pin]
@@ -568,22 +567,9 @@ impl ClientRef {
     ///     }
     /// }
     ///
-    /// impl cm::Handler for Conn {
-    ///     fn event(self: ArcBorrow<'_, Self>, event: cm::Event<'_>, _cx: &Sleepable) {
-    ///         if event.is_last() {
-    ///             let _ = self.client.enqueue(Arc::from(self));
-    ///         }
-    ///     }
-    /// }
-    ///
-    /// fn new(client: &ClientRef, id: cm::Id, qp: Qp<Softirq>) -> Result<Arc<Conn>> {
-    ///     let init = pin_init!(Conn {
-    ///         client: client.clone(),
-    ///         id,
-    ///         qp,
-    ///         end <- new_work!("Conn::end"),
-    ///     });
-    ///     Arc::pin_init(init, GFP_KERNEL)
+    /// /// The last event of a connection has come.
+    /// fn disconnected(client: &ClientRef, conn: Arc<Conn>) -> Result {
+    ///     client.enqueue(conn)
     /// }
     /// ```
     pub fn enqueue<T, const ID: u64>(&self, item: Arc<T>) -> Result

@@ -896,30 +896,9 @@ impl<C: CallerPolled> Cq<C> {
     ///
     /// Any context, as [`Cq::process`]. Fails with `EINVAL` if the budget is zero. `EOVERFLOW` if
     /// there is no completion and the CQ has lost some; or the driver's error.
+    /// Documentation/cq.rst has an example.
     ///
     /// [`Qp::repost_send`]: crate::qp::Qp::repost_send
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::*, cq::Cq, cqe::*, wc::Wc};
-    /// # #[derive(HasCqe)]
-    /// # struct Request { cqe: Cqe<Self> }
-    /// # impl CqeHandler for Request {
-    /// #     type Pointer = Pin<KBox<Self>>;
-    /// #     type Needs = Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-    /// # }
-    /// fn reap(cq: &Cq<Direct>, free: &mut KVec<Pin<KBox<Request>>>) -> Result<u32> {
-    ///     cq.process_with(64, |completion| match completion.take::<Request, 0>() {
-    ///         Ok((request, _wc)) => {
-    ///             // If there is no room the request is freed.
-    ///             let _ = free.push_within_capacity(request);
-    ///         }
-    ///         Err(other) => other.dispatch(),
-    ///     })
-    /// }
-    /// ```
     #[inline]
     pub fn process_with(&self, budget: u32, handle: impl FnMut(Completion<'_>)) -> Result<u32> {
         if budget == 0 {

@@ -394,37 +394,7 @@ type PreparedWr<O, const N: usize> = (SendWr<'static, N, O>, (<O as Op>::Output,
 
 impl<'a, const N: usize, O> SendWr<'a, N, O> {
     /// Names the handler of the owner that the request completes to, by the `ID` of its
-    /// [`CqeHandler`] (`wr_cqe`).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::prelude::*;
-    /// #[derive(HasCqe)]
-    /// struct Command {
-    ///     answered: Cqe<Self>,
-    ///     sent: Cqe<Self, 1>,
-    ///     buf: Buf<ToDevice>,
-    ///     answer: Buf<FromDevice>,
-    /// }
-    /// # impl CqeHandler for Command {
-    /// #     type Pointer = Arc<Self>;
-    /// #     type Needs = context::Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &context::Atomic) {}
-    /// # }
-    /// # impl CqeHandler<1> for Command {
-    /// #     type Pointer = Arc<Self>;
-    /// #     type Needs = context::Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &context::Atomic) {}
-    /// # }
-    ///
-    /// fn issue(qp: &Qp<Softirq>, command: Arc<Command>) -> Result {
-    ///     qp.post_recv(command.clone(), |c| Ok(RecvWr::new([c.answer.whole_mut()])))?;
-    ///     Ok(qp.post_send(command, |c| {
-    ///         Ok(SendWr::send([c.buf.whole()]).done_by::<1>())
-    ///     })?)
-    /// }
-    /// ```
+    /// [`CqeHandler`] (`wr_cqe`): `SendWr::send(..).done_by::<1>()` is for `CqeHandler<1>`.
     #[inline]
     pub fn done_by<const ID: u64>(self) -> SendWr<'a, N, O, ID> {
         let Self { sges, op } = self;

@@ -494,29 +494,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Begins a batch of requests of one owner. Nothing is posted yet. The queue has room again
     /// only when a signaled request completes, so do not fill it with requests that are not.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use rdma::{context::*, cqe::*, dma::*, qp::*, wc::Wc, wr::*};
-    /// # #[derive(HasCqe)]
-    /// # struct Log { cqe: Cqe<Self>, record: Buf<ToDevice>, index: Buf<ToDevice> }
-    /// # impl CqeHandler for Log {
-    /// #     type Pointer = Pin<KBox<Self>>;
-    /// #     type Needs = Atomic;
-    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
-    /// # }
-    /// fn append(qp: &Qp<Softirq>, log: Pin<KBox<Log>>, to: [Remote; 2]) -> Result {
-    ///     let mut batch = qp.batch(log);
-    ///     batch.post(|log, chain: &mut Chain<'_, 1>| {
-    ///         chain.push(SendWr::rdma_write([log.record.whole()], to[0]))
-    ///     })?;
-    ///     pr_debug!("{} records are on their way\n", batch.posted());
-    ///     batch.finish(|log, chain: &mut Chain<'_, 1>| {
-    ///         chain.push(SendWr::rdma_write([log.index.whole()], to[1]))
-    ///     })
-    /// }
-    /// ```
+    /// Documentation/qp.rst has an example.
     #[inline]
     pub fn batch<P, const ID: u64>(&self, owner: P) -> Batch<'_, P, ID>
     where

@@ -39,73 +39,7 @@ use state::{
 /// completions are lost, and a QP in the error state sends nothing. [`Room::close`] gives them
 /// back.
 ///
-/// # Examples
-///
-/// ```
-/// use rdma::{prelude::*, qp::QpContext, session::Room};
-///
-/// struct Conn {
-///     qp: Qp<Softirq>,
-///     room: Room<Pin<KBox<Answer>>>,
-/// }
-///
-/// #[derive(HasCqe)]
-/// struct Answer {
-///     cqe: Cqe<Self>,
-///     data: Buf<ToDevice>,
-///     to: Remote,
-///     message: Buf<ToDevice>,
-/// }
-///
-/// /// The data and the message.
-/// const EACH: u32 = 2;
-///
-/// impl Conn {
-///     /// Answers now, or in the handler of another answer.
-///     fn answer(&self, answer: Pin<KBox<Answer>>) -> Result {
-///         if let Some(answer) = self.room.take(EACH, answer)? {
-///             self.post(answer);
-///         }
-///         Ok(())
-///     }
-///
-///     /// Posts an answer that has its places.
-///     fn post(&self, answer: Pin<KBox<Answer>>) {
-///         let posted = self.qp.post_chain(answer, |a, chain: &mut Chain<'_, 2>| {
-///             chain.push(SendWr::rdma_write([a.data.whole()], a.to))?;
-///             chain.push(SendWr::send([a.message.whole()]))
-///         });
-///         if let Err(e) = posted {
-///             // Requests that were posted have their places until the QP is drained. If the
-///             // driver has not said which it refused, the handler may yet be called.
-///             if e.owner.is_some() || e.posted() > 0 {
-///                 self.gone(EACH - e.posted());
-///             }
-///         }
-///     }
-///
-///     fn gone(&self, places: u32) {
-///         self.room.give(places, |next| self.post(next));
-///     }
-///
-///     fn end(&self, cx: &Sleepable) -> Result {
-///         self.room.close(ENOTCONN, drop);
-///         self.qp.drain(cx)
-///     }
-/// }
-/// # use rdma::qp::Chain;
-///
-/// impl CqeHandler for Answer {
-///     type Pointer = Pin<KBox<Self>>;
-///     type Needs = QpContext<Conn>;
-///
-///     fn done(_this: Self::Pointer, _wc: &Wc, cx: &QpContext<Conn>) {
-///         if let Some(conn) = cx.get() {
-///             conn.gone(EACH);
-///         }
-///     }
-/// }
-/// ```
+/// Documentation/session.rst has an example.
 ///
 /// # Invariants
 ///
