@@ -38,38 +38,20 @@ impl RnrTimer {
     // INVARIANT: This is a code.
     pub const DEFAULT: Self = Self(bindings::ib_rnr_timeout_IB_RNR_TIMER_000_64 as u8);
 
-    /// The durations of codes 0 to 31, in microseconds: all but that of code 0 grow.
-    const MICROS: [i64; 32] = [
-        655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1_280, 1_920, 2_560,
-        3_840, 5_120, 7_680, 10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880,
-        163_840, 245_760, 327_680, 491_520,
+    /// The durations of codes 1 to 31, in microseconds. Code 0 is longer than all.
+    const MICROS: [i64; 31] = [
+        10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1_280, 1_920, 2_560, 3_840,
+        5_120, 7_680, 10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840,
+        245_760, 327_680, 491_520,
     ];
 
     /// Returns the shortest time that is not less than `duration`, at most 655.36 ms.
     pub fn at_least(duration: Delta) -> Self {
         let is_enough =
             |(_, micros): &(u8, i64)| Delta::from_micros(*micros).as_nanos() >= duration.as_nanos();
-        let code = (0..).zip(Self::MICROS).skip(1).find(is_enough);
-        // INVARIANT: The array has 32 entries.
+        let code = (1..).zip(Self::MICROS).find(is_enough);
+        // INVARIANT: The array has 31 entries.
         Self(code.map_or(0, |(code, _)| code))
-    }
-
-    /// Returns the time.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use kernel::time::Delta;
-    /// use rdma::qp::RnrTimer;
-    ///
-    /// /// The time for which a peer tries again, seven times.
-    /// fn patience(timer: RnrTimer) -> Delta {
-    ///     Delta::from_nanos(timer.duration().as_nanos().saturating_mul(7))
-    /// }
-    /// ```
-    pub fn duration(self) -> Delta {
-        let micros = Self::MICROS.get(usize::from(self.0));
-        Delta::from_micros(micros.copied().unwrap_or(0))
     }
 
     /// Returns the time of a code that a driver reports.

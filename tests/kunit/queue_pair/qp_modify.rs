@@ -131,23 +131,20 @@ mod tests {
             let timer = |qp: &Qp<Softirq>| Ok::<_, Error>(qp.query(&link.env.cx)?.min_rnr_timer);
             let (a, b) = (timer(&link.a.qp)?, timer(&link.b.qp)?);
             check_eq!(a, b);
-            Ok::<_, Error>(a.duration().as_nanos())
+            Ok::<_, Error>(a)
         };
-        check_eq!(timer_of(&cm::ConnParam::default())?, 640_000);
+        check_eq!(timer_of(&cm::ConnParam::default())?, RnrTimer::DEFAULT);
         let param = cm::ConnParam {
             min_rnr_timer: RnrTimer::at_least(Delta::from_millis(20)),
             ..Default::default()
         };
-        check_eq!(timer_of(&param)?, 20_480_000);
+        check_eq!(timer_of(&param)?, param.min_rnr_timer);
         Ok(())
     }
 
     #[test]
     fn rnr_timer_is_rounded_up() -> Result {
-        let rounded = |nanos| {
-            let timer = RnrTimer::at_least(Delta::from_nanos(nanos));
-            timer.duration().as_nanos()
-        };
+        let rounded = |nanos: i64| RnrTimer::at_least(Delta::from_nanos(nanos));
         for (nanos, expected) in [
             (i64::MIN, 10_000),
             (0, 10_000),
@@ -156,12 +153,14 @@ mod tests {
             (640_000, 640_000),
             (1_000_000, 1_280_000),
             (491_520_000, 491_520_000),
-            // The longest has code 0.
-            (491_520_001, 655_360_000),
-            (655_360_000, 655_360_000),
-            (i64::MAX, 655_360_000),
         ] {
-            check_eq!(rounded(nanos), expected);
+            check_eq!(rounded(nanos), rounded(expected));
+            // It is no longer than that.
+            check!(rounded(nanos) != rounded(expected + 1));
+        }
+        // The longest has code 0.
+        for nanos in [491_520_001, 655_360_000] {
+            check_eq!(rounded(nanos), rounded(i64::MAX));
         }
         check!(RnrTimer::default() == RnrTimer::at_least(Delta::from_micros(640)));
         Ok(())
