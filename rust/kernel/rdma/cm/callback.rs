@@ -31,7 +31,7 @@ pub(crate) unsafe fn init() {
 }
 
 /// Returns the address of the current task, to be compared.
-pub(super) fn current_task() -> usize {
+fn current_task() -> usize {
     // SAFETY: `current` may be read in any context, and its address is only compared.
     unsafe { bindings::get_current() as usize }
 }
@@ -41,6 +41,8 @@ pub(super) fn current_task() -> usize {
 #[pin_data(PinnedDrop)]
 pub(crate) struct InCallback {
     task: usize,
+    /// The address of the id whose handler lock the task has, or zero.
+    locked_id: usize,
     links: Links<Self>,
     #[pin]
     _pin: PhantomPinned,
@@ -55,8 +57,18 @@ unsafe impl Linked for InCallback {
 
 impl InCallback {
     pub(crate) fn enter() -> impl PinInit<Self> {
+        Self::new(0)
+    }
+
+    /// As [`Self::enter`], in a callback of this id, which has the handler lock of the id.
+    pub(super) fn enter_locked(id: *const bindings::rdma_cm_id) -> impl PinInit<Self> {
+        Self::new(id.addr())
+    }
+
+    fn new(locked_id: usize) -> impl PinInit<Self> {
         pin_init!(&this in Self {
             task: current_task(),
+            locked_id,
             links: Links::new(),
             _pin: PhantomPinned,
             _: {
@@ -88,6 +100,13 @@ impl InCallback {
     pub(crate) fn is_current() -> bool {
         let task = current_task();
         MARKS.lock().iter().any(|mark| mark.task == task)
+    }
+
+    /// Returns whether the current task is in a callback of this id, and has its handler lock.
+    pub(super) fn has_locked(id: *const bindings::rdma_cm_id) -> bool {
+        let task = current_task();
+        let is_own = |mark: &Self| mark.task == task && mark.locked_id == id.addr();
+        MARKS.lock().iter().any(is_own)
     }
 
     /// Fails with `EDEADLK` if the current task is in a callback.

@@ -4,12 +4,9 @@
 
 use crate::{
     cm::{
-        callback::{
-            current_task,
-            InCallback, //
-        },
         Event,
         Handler,
+        InCallback,
         PrivateData, //
     },
     completion::{
@@ -30,10 +27,7 @@ use kernel::{
     new_mutex,
     sync::{
         self,
-        atomic::{
-            Atomic,
-            Relaxed, //
-        }, //
+        atomic::Atomic, //
     },
     workqueue, //
 };
@@ -235,8 +229,6 @@ pub(crate) struct Conn<M: Manager> {
     /// Held while an event is handled, and so while the handler is called.
     #[pin]
     pub(crate) event_lock: sync::Mutex<()>,
-    /// The task that is in the callback of the id, with its handler lock, or zero.
-    callback_task: Atomic<usize>,
     /// The addresses of this end and the other, once C knows them and the device: for functions
     /// that any context may call. Those of ib_cm have none.
     pub(super) addrs: sync::SetOnce<(SocketAddr, SocketAddr)>,
@@ -352,7 +344,6 @@ impl<M: Manager> Conn<M> {
                 changed <- kernel::new_condvar!(),
                 found <- Completion::new(),
                 event_lock <- new_mutex!(()),
-                callback_task: Atomic::new(0),
                 addrs: sync::SetOnce::new(),
                 peer_ended: Atomic::new(false),
                 disconnect <- kernel::new_work!("rdma::cm::Conn::disconnect"),
@@ -374,16 +365,6 @@ impl<M: Manager> Conn<M> {
         // The id is not destroyed while it is locked.
         let id = self.id.lock();
         (*id).map(f)
-    }
-
-    pub(crate) fn set_callback_task(&self, in_callback: bool) {
-        let task = if in_callback { current_task() } else { 0 };
-        self.callback_task.store(task, Relaxed);
-    }
-
-    /// Returns whether the current task is in the callback of the id, and has its handler lock.
-    pub(crate) fn is_in_own_callback(&self) -> bool {
-        self.callback_task.load(Relaxed) == current_task()
     }
 
     pub(crate) fn state(&self) -> State {

@@ -281,7 +281,7 @@ impl Id {
         let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
         let param = self.qp_param(param)?;
         let conn = &self.state.conn;
-        let locked = conn.is_in_own_callback();
+        let locked = InCallback::has_locked(self.state.as_raw());
         if !locked && InCallback::is_current() {
             // Another task may have this id's lock, and wait for that of the callback's.
             return Err(EDEADLK);
@@ -348,7 +348,7 @@ impl Id {
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
         // iWARP waits until the connection is made or refused, which its ordered workqueue finds.
         if is_iwarp && InCallback::is_current() {
-            if !conn.is_in_own_callback() {
+            if !InCallback::has_locked(self.state.as_raw()) {
                 return Err(EDEADLK);
             }
             if conn.state() != cm::State::Established {
@@ -563,8 +563,7 @@ pub(super) unsafe extern "C" fn on_event(
         let conn = &*(*id).context.cast::<Conn<RdmaCm>>();
         (conn, &*raw, Sleepable::assume())
     };
-    pin_init::stack_pin_init!(let _in_callback = InCallback::enter());
-    conn.set_callback_task(true);
+    pin_init::stack_pin_init!(let _in_callback = InCallback::enter_locked(id));
     // SAFETY: `raw` is an event of `id`, whose callback this is. All ids with this callback are of
     // a connected service, and the private data of an event are valid during the callback.
     let event = unsafe { cm::Event::from_raw(id, raw) };
@@ -593,7 +592,6 @@ pub(super) unsafe extern "C" fn on_event(
         // SAFETY: The id is alive during its callback, and was established or asked for.
         let _ = unsafe { RdmaCm::disconnect(conn, id) };
     }
-    conn.set_callback_task(false);
     // The id is never destroyed by its callback's return.
     0
 }

@@ -191,9 +191,8 @@ impl Listening {
         let listed = self.unconfirmed.lock().push(pending.clone(), GFP_KERNEL);
         if listed.is_err() {
             // Another has taken the room, and one that cannot be counted may not wait.
-            pending.clone().give_up_later();
+            pending.give_up_later();
         }
-        pending.conn.set_callback_task(false);
         Ok(())
     }
 }
@@ -214,7 +213,7 @@ unsafe extern "C" fn on_listener_event(
         let this = sync::ArcBorrow::<Listening>::from_raw(id.as_ref().context.cast());
         (Arc::from(this), &*event, Sleepable::assume())
     };
-    pin_init::stack_pin_init!(let _in_callback = InCallback::enter());
+    pin_init::stack_pin_init!(let _in_callback = InCallback::enter_locked(id.as_ptr()));
     from_result(|| {
         match event.event {
             // An error destroys the id, which refuses the request.
@@ -456,7 +455,6 @@ impl Request<'_> {
             (*raw).event_handler = Some(on_event);
         }
         // The id is ours: a work item will destroy it, never this callback, which has its lock.
-        conn.set_callback_task(true);
         self.taken.set(Some(pending.clone()));
         // INVARIANT: What is taken is not destroyed by the callback's return, but by `teardown`.
         let raw = RawId(self.id);
