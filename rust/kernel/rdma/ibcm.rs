@@ -429,6 +429,9 @@ pub(crate) struct IbCm;
 impl Manager for IbCm {
     type Id = bindings::ib_cm_id;
     type Async = core::convert::Infallible;
+    type Data = ();
+
+    fn data() -> impl PinInit<()> {}
 
     unsafe fn disconnect(_conn: &Conn<Self>, id: *mut Self::Id) -> Result {
         // SAFETY: The caller promises that the id is alive; there are no data. C checks the state.

@@ -18,17 +18,11 @@ use crate::{
     prelude::internal::*,
     removal, //
 };
-use core::{
-    mem::replace,
-    net::SocketAddr, //
-};
+use core::mem::replace;
 use kernel::{
     error::from_err_ptr,
     new_mutex,
-    sync::{
-        self,
-        atomic::Atomic, //
-    },
+    sync,
     workqueue, //
 };
 
@@ -37,6 +31,11 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
     type Id;
     /// A connection that is made by its events.
     type Async: Send + Sync;
+    /// The part of a connection that only this manager has.
+    type Data: Send + Sync;
+
+    /// Returns that part of a new connection.
+    fn data() -> impl PinInit<Self::Data>;
 
     /// Disconnects the id of a connection, if it is connected.
     ///
@@ -216,10 +215,6 @@ pub(crate) struct Conn<M: Manager> {
     /// No reference to a value of the ULP is dropped with it locked.
     #[pin]
     inner: sync::Mutex<Inner<M>>,
-    /// Locked where C uses the QP of the id without a reference: it is created or destroyed, the
-    /// connection is asked for, accepted, or on iWARP disconnected.
-    #[pin]
-    pub(super) qp: sync::Mutex<()>,
     /// The wait of a call has ended.
     #[pin]
     changed: sync::CondVar,
@@ -229,11 +224,9 @@ pub(crate) struct Conn<M: Manager> {
     /// Held while an event is handled, and so while the handler is called.
     #[pin]
     pub(crate) event_lock: sync::Mutex<()>,
-    /// The addresses of this end and the other, once C knows them and the device: for functions
-    /// that any context may call. Those of ib_cm have none.
-    pub(super) addrs: sync::SetOnce<(SocketAddr, SocketAddr)>,
-    /// The connection was there, and a message of the peer has ended it.
-    pub(super) peer_ended: Atomic<bool>,
+    /// What only this manager has.
+    #[pin]
+    pub(super) data: M::Data,
     #[pin]
     disconnect: workqueue::Work<Self, DISCONNECT>,
     #[pin]
@@ -340,12 +333,10 @@ impl<M: Manager> Conn<M> {
             pin_init!(Self {
                 id <- new_mutex!(None),
                 inner <- new_mutex!(inner),
-                qp <- new_mutex!(()),
                 changed <- kernel::new_condvar!(),
                 found <- Completion::new(),
                 event_lock <- new_mutex!(()),
-                addrs: sync::SetOnce::new(),
-                peer_ended: Atomic::new(false),
+                data <- M::data(),
                 disconnect <- kernel::new_work!("rdma::cm::Conn::disconnect"),
                 notify <- kernel::new_work!("rdma::cm::Conn::notify"),
                 index: removal::Index::new(),

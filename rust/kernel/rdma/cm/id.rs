@@ -162,7 +162,7 @@ impl Id {
     /// }
     /// ```
     pub fn addrs(&self) -> Result<(SocketAddr, SocketAddr)> {
-        self.state.conn.addrs.copy().ok_or(ENOTCONN)
+        self.state.conn.data.addrs.copy().ok_or(ENOTCONN)
     }
 
     /// Begins to connect to an address, without waiting. `handler` is asked for a QP when the route
@@ -397,7 +397,7 @@ impl Id {
         mut param: bindings::rdma_conn_param,
         timer: RnrTimer,
     ) -> Result {
-        let (_qp, timer) = (self.state.conn.qp.lock(), timer.as_raw());
+        let (_qp, timer) = (self.state.conn.data.qp.lock(), timer.as_raw());
         // SAFETY: The id is alive by the invariant of `RawId`, and of a reliable service, as all
         // are. The call locks what it changes.
         to_result(unsafe { bindings::rdma_set_min_rnr_timer(self.state.as_raw(), timer) })?;
@@ -503,7 +503,7 @@ impl Conn<RdmaCm> {
             )
         };
         if let (Some(src), Some(dst)) = (src, dst) {
-            self.addrs.populate((src, dst));
+            self.data.addrs.populate((src, dst));
         }
     }
 }
@@ -511,9 +511,32 @@ impl Conn<RdmaCm> {
 /// The RDMA connection manager.
 pub(crate) struct RdmaCm;
 
+/// The part of a connection that ib_cm has not.
+#[pin_data]
+pub(crate) struct ConnData {
+    /// Locked where C uses the QP of the id without a reference: it is created or destroyed, the
+    /// connection is asked for, accepted, or on iWARP disconnected.
+    #[pin]
+    qp: sync::Mutex<()>,
+    /// The addresses of this end and the other, once C knows them and the device: for functions
+    /// that any context may call.
+    addrs: sync::SetOnce<(SocketAddr, SocketAddr)>,
+    /// The connection was there, and a message of the peer has ended it.
+    peer_ended: atomic::Atomic<bool>,
+}
+
 impl Manager for RdmaCm {
     type Id = bindings::rdma_cm_id;
     type Async = AsyncConnect;
+    type Data = ConnData;
+
+    fn data() -> impl PinInit<ConnData> {
+        pin_init!(ConnData {
+            qp <- kernel::new_mutex!(()),
+            addrs: sync::SetOnce::new(),
+            peer_ended: atomic::Atomic::new(false),
+        })
+    }
 
     unsafe fn disconnect(conn: &Conn<Self>, id: *mut Self::Id) -> Result {
         // SAFETY: The caller promises that the id is alive, and has had a connection, so its
@@ -522,7 +545,7 @@ impl Manager for RdmaCm {
         // `iw_cm_disconnect()` modifies the QP without a reference to it. A task that has it locked
         // destroys it or disconnects it; or it accepts, and the event of establishment
         // ends it: `begin_disconnect` has noted that before.
-        let guard = is_iwarp.then(|| conn.qp.try_lock());
+        let guard = is_iwarp.then(|| conn.data.qp.try_lock());
         if let Some(None) = guard {
             return Ok(());
         }
@@ -570,7 +593,7 @@ pub(super) unsafe extern "C" fn on_event(
     let events = conn.event_lock.lock();
     let is_over = matches!(event, cm::Event::Disconnected);
     if is_over && raw.status == 0 && conn.state() == cm::State::Established {
-        conn.peer_ended.store(true, atomic::Relaxed);
+        conn.data.peer_ended.store(true, atomic::Relaxed);
     }
     if raw.event == bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED {
         // SAFETY: The id is alive during its callback, before which C has set the addresses.
@@ -751,7 +774,7 @@ impl State {
     fn resolve_route(&self, timeout_ms: u32) -> Result {
         // `addr_handler()` in core/cma.c changes the state of the C id before it looks for the
         // device.
-        self.conn.addrs.as_ref().ok_or(ENOTCONN)?;
+        self.conn.data.addrs.as_ref().ok_or(ENOTCONN)?;
         // SAFETY: The id is alive by the invariant of `RawId`. The call reads the device and the
         // addresses without a lock: C sets them before the event in which `addrs` are set.
         to_result(unsafe { bindings::rdma_resolve_route(self.as_raw(), timeout_ms.try_into()?) })
@@ -759,7 +782,7 @@ impl State {
 
     /// Keeps the id's device, if it has one, from going away unnoticed.
     pub(super) fn bind(&self) -> Result {
-        if let Some((_, to)) = self.conn.addrs.as_ref() {
+        if let Some((_, to)) = self.conn.data.addrs.as_ref() {
             self.object.set_peer(objects::Peer::To(to.ip(), to.port()));
         }
         // SAFETY: The id is alive by the invariant of `RawId`. It was just created, or C has set
@@ -788,7 +811,7 @@ impl State {
         let id = self.as_raw();
         // C looks at what `rdma_connect_locked()` makes, and destroys if it fails. A task that
         // destroys a QP of iWARP with the lock may wait for a callback that creates one.
-        let Some(_guard) = self.conn.qp.try_lock() else {
+        let Some(_guard) = self.conn.data.qp.try_lock() else {
             return Err(EBUSY);
         };
         // SAFETY: The id is alive by the invariant of `RawId`. Its QP changes with the lock only.
@@ -808,7 +831,7 @@ impl State {
     ///
     /// The id has a QP, which has no request outstanding and is no longer used.
     pub(crate) unsafe fn destroy_qp(&self) {
-        let _guard = self.conn.qp.lock();
+        let _guard = self.conn.data.qp.lock();
         // SAFETY: The id is alive by the invariant of `RawId`, and its QP is no longer used, as
         // the caller promises; nor by `iw_cm_disconnect()`, as the lock is held.
         unsafe { bindings::rdma_destroy_qp(self.as_raw()) };
@@ -823,7 +846,7 @@ impl State {
     /// back only for a REQ, REP or DREQ that the id, locked, still waits for: a connection that is
     /// there waits for neither of the first two, and the peer's message ends the wait for the last.
     fn end_callback(&self, cx: &Sleepable) {
-        if self.conn.peer_ended.load(atomic::Relaxed) {
+        if self.conn.data.peer_ended.load(atomic::Relaxed) {
             return;
         }
         self.with_handler_lock(|| {});
