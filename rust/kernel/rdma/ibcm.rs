@@ -199,26 +199,18 @@ impl deferred::Teardown for Connected {
 
     fn teardown(&self, cx: &Sleepable) -> Result {
         let timeouts = || flush_timeouts(&self.device, self.port, cx);
-        // If the device goes, the handler still gets that event.
-        let is_gone = self.conn.is_gone();
-        if !is_gone {
-            self.device.inner().removal.remove(&*self.conn);
-        }
-        self.conn.set_id(None);
-        self.pending.disarm();
-        self.conn.wait_notified(cx);
-        // `ib_destroy_cm_id()` does not wait for the callback of a message that was not answered in
-        // time, which has no reference to the id. What has begun is over after this.
-        timeouts();
-        // SAFETY: The id is alive by the invariant of `RawId`, and `set_id` has taken it.
-        unsafe { IbCm::destroy(self.id.as_ptr()) };
-        // The id has no more messages. Callbacks that have begun are over then.
-        timeouts();
-        if !is_gone {
-            self.conn.release_handler();
-        }
-        // Waits for a call of the handler that has begun.
-        drop(self.conn.event_lock.lock());
+        let destroy = || {
+            // `ib_destroy_cm_id()` does not wait for the callback of a message that was not
+            // answered in time, which has no reference to the id. What has begun is over after
+            // this.
+            timeouts();
+            // SAFETY: The id is alive by the invariant of `RawId`, and `teardown` has taken it from
+            // all else that uses it.
+            unsafe { IbCm::destroy(self.id.as_ptr()) };
+            // The id has no more messages. Callbacks that have begun are over then.
+            timeouts();
+        };
+        (self.conn).teardown(Some(&self.device), Some(&self.pending), destroy, cx);
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use crate::{
         Event,
         Handler,
         InCallback,
+        Pending,
         PrivateData, //
     },
     completion::{
@@ -14,6 +15,7 @@ use crate::{
         Completion, //
     },
     deferred,
+    device::Device,
     objects,
     prelude::internal::*,
     removal, //
@@ -653,10 +655,33 @@ impl<M: Manager> Conn<M> {
         inner.handler.take()
     }
 
-    /// Waits until the manager's worker has found that the connection is established, if it is to.
-    /// For the end of the id, which a signal does not stop either.
-    pub(crate) fn wait_notified(&self, cx: &Sleepable) {
+    /// Ends the connection when there is no handle of its id left. `destroy` destroys the id, which
+    /// nothing else uses then, and waits for the callbacks that `M::destroy` does not wait for.
+    pub(crate) fn teardown(
+        &self,
+        device: Option<&Device>,
+        pending: Option<&Arc<Pending<M>>>,
+        destroy: impl FnOnce(),
+        cx: &Sleepable,
+    ) {
+        // If the device goes, the handler still gets that event.
+        let is_gone = self.is_gone();
+        if let Some(device) = device.filter(|_| !is_gone) {
+            device.inner().removal.remove(self);
+        }
+        self.set_id(None);
+        if let Some(pending) = pending {
+            pending.disarm();
+        }
+        // The manager's worker is to find that the connection is established. A signal does not
+        // stop the end of the id, and so not this wait.
         self.found.wait_timeout(NOTIFIED_MS, cx);
+        destroy();
+        if !is_gone {
+            self.release_handler();
+        }
+        // A work item that has given the connection up may still be in the handler.
+        drop(self.event_lock.lock());
     }
 
     pub(crate) fn disconnect_later(self: &Arc<Self>) {

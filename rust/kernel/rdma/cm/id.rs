@@ -872,30 +872,19 @@ impl deferred::Teardown for State {
     }
 
     fn teardown(&self, cx: &Sleepable) -> Result {
-        // If the device goes, the handler still gets that event.
-        let is_gone = self.conn.is_gone();
-        if let Some(device) = self.device.as_ref().filter(|_| !is_gone) {
-            device.inner().removal.remove(&*self.conn);
-        }
-        self.conn.set_id(None);
-        if let Some(pending) = self.pending.as_ref() {
-            pending.disarm();
-        }
-        self.conn.wait_notified(cx);
-        self.end_callback(cx);
-        // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has kept `State`,
-        // is gone. This waits for callbacks that have begun and have a reference. That of a message
-        // that was not answered has none, and has returned; should one begin only now, C's own
-        // memory is at stake: see Documentation/safety.rst.
-        unsafe { RdmaCm::destroy(self.as_raw()) };
-        if let Some(pending) = self.pending.as_ref() {
-            pending.set_destroyed();
-        }
-        if !is_gone {
-            self.conn.release_handler();
-        }
-        // A work item that has given the connection up may still be in the handler.
-        drop(self.conn.event_lock.lock());
+        let pending = self.pending.as_ref();
+        let destroy = || {
+            self.end_callback(cx);
+            // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has kept
+            // `State`, is gone. This waits for callbacks that have begun and have a reference. That
+            // of a message that was not answered has none, and has returned; should one begin only
+            // now, C's own memory is at stake: see Documentation/safety.rst.
+            unsafe { RdmaCm::destroy(self.as_raw()) };
+            if let Some(pending) = pending {
+                pending.set_destroyed();
+            }
+        };
+        (self.conn).teardown(self.device.as_ref(), pending, destroy, cx);
         Ok(())
     }
 }
