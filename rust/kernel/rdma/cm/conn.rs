@@ -81,6 +81,7 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
 ///              rejected, failed, disconnected                         Closed
 /// Established  rejected, disconnected                                 Closed
 /// Closed       established late, and disconnected at once              Established
+/// any          its id destroyed                                        Destroyed
 /// ```
 ///
 /// A passive connection begins as Requested, and one of ib_cm as Connecting. What fails before the
@@ -110,6 +111,8 @@ pub(crate) enum State {
     Established,
     /// The last event has come, or the request was rejected.
     Closed,
+    /// The C id is destroyed. There is no handle of it left, and no event comes.
+    Destroyed,
 }
 
 /// A call that waits for an event, or what is done instead of waiting.
@@ -279,6 +282,7 @@ impl<M: Manager> fmt::Display for Conn<M> {
             State::Asking | State::Connecting | State::Notified => "connecting",
             State::Established => "established",
             State::Closed => "closed",
+            State::Destroyed => "destroyed",
         })
     }
 }
@@ -677,6 +681,7 @@ impl<M: Manager> Conn<M> {
         // stop the end of the id, and so not this wait.
         self.found.wait_timeout(NOTIFIED_MS, cx);
         destroy();
+        self.inner.lock().state = State::Destroyed;
         if !is_gone {
             self.release_handler();
         }

@@ -872,7 +872,6 @@ impl deferred::Teardown for State {
     }
 
     fn teardown(&self, cx: &Sleepable) -> Result {
-        let pending = self.pending.as_ref();
         let destroy = || {
             self.end_callback(cx);
             // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has kept
@@ -880,11 +879,9 @@ impl deferred::Teardown for State {
             // of a message that was not answered has none, and has returned; should one begin only
             // now, C's own memory is at stake: see Documentation/safety.rst.
             unsafe { RdmaCm::destroy(self.as_raw()) };
-            if let Some(pending) = pending {
-                pending.set_destroyed();
-            }
         };
-        (self.conn).teardown(self.device.as_ref(), pending, destroy, cx);
+        let (device, pending) = (self.device.as_ref(), self.pending.as_ref());
+        self.conn.teardown(device, pending, destroy, cx);
         Ok(())
     }
 }

@@ -34,19 +34,15 @@ use kernel::{
 #[pin_data]
 pub(crate) struct Pending<M: Manager> {
     pub(super) conn: Arc<Conn<M>>,
-    /// Runs while the peer has time.
+    /// Set when the peer was asked, or its request accepted. Runs while the peer has time.
     #[pin]
     timeout: sync::Mutex<Option<hrtimer::ArcHrTimerHandle<Pending<M>>>>,
     #[pin]
     timer: hrtimer::HrTimer<Self>,
     #[pin]
     give_up: workqueue::Work<Self>,
-    /// The peer was asked, or its request was accepted.
-    armed: atomic::Atomic<bool>,
     /// A work item ends it unless the peer has answered.
     given_up: atomic::Atomic<bool>,
-    /// The id is destroyed.
-    destroyed: atomic::Atomic<bool>,
 }
 
 kernel::impl_has_hr_timer! {
@@ -106,9 +102,7 @@ impl<M: Manager> Pending<M> {
                 timeout <- kernel::new_mutex!(None),
                 timer <- hrtimer::HrTimer::new(),
                 give_up <- kernel::new_work!("rdma::cm::Pending::give_up"),
-                armed: atomic::Atomic::new(false),
                 given_up: atomic::Atomic::new(false),
-                destroyed: atomic::Atomic::new(false),
             }),
             GFP_KERNEL,
         )
@@ -116,7 +110,6 @@ impl<M: Manager> Pending<M> {
 
     /// The peer has this time, in milliseconds.
     pub(crate) fn arm(self: &Arc<Self>, timeout_ms: u32) {
-        self.armed.store(true, atomic::Relaxed);
         let timeout = time::Delta::from_millis(timeout_ms.into());
         *self.timeout.lock() = Some(self.clone().start(timeout));
     }
@@ -127,13 +120,10 @@ impl<M: Manager> Pending<M> {
         let _timeout = self.timeout.lock().take();
     }
 
-    pub(super) fn set_destroyed(&self) {
-        self.destroyed.store(true, atomic::Relaxed);
-    }
-
     /// Returns whether the connection is established, or its id destroyed.
     pub(super) fn is_over(&self) -> bool {
-        self.destroyed.load(atomic::Relaxed) || self.conn.state() == cm::State::Established
+        let state = self.conn.state();
+        matches!(state, cm::State::Established | cm::State::Destroyed)
     }
 
     /// Returns whether the connection is neither over nor given up.
@@ -143,9 +133,9 @@ impl<M: Manager> Pending<M> {
 
     /// Returns whether the peer has to answer, and has not.
     pub(super) fn is_due(&self) -> bool {
+        let is_armed = self.timeout.lock().is_some();
         let state = self.conn.state();
-        self.armed.load(atomic::Relaxed)
-            && matches!(state, cm::State::Connecting | cm::State::Notified)
+        is_armed && matches!(state, cm::State::Connecting | cm::State::Notified)
     }
 
     /// Gives the connection up from a work item, unless the peer answers. Any context.
