@@ -37,11 +37,15 @@ pub use id::{
     Id,
     Options, //
 };
-pub(crate) use listener::ListenId;
 pub use listener::{
     Accept,
     Listener,
     Request, //
+};
+pub(crate) use listener::{
+    Backlog,
+    ListenId,
+    Outcome, //
 };
 pub(crate) use pending::Pending;
 

@@ -87,11 +87,13 @@ use crate::{
     timeouts::flush_timeouts, //
 };
 use core::{
-    cell::Cell,
     mem::ManuallyDrop,
     ptr, //
 };
-use kernel::sync;
+use kernel::{
+    error::from_result,
+    sync, //
+};
 
 /// Parameters of a request, as `struct ib_cm_req_param`.
 #[derive(Clone, Copy, Debug)]
@@ -232,7 +234,7 @@ impl Connection {
         device: &Device,
         port: u32,
         handler: Arc<dyn cm::Handler>,
-        id: &dyn Fn(*mut c_void) -> Result<RawId<IbCm>>,
+        id: &dyn Fn(*mut c_void, Arc<cm::Pending<IbCm>>) -> Result<RawId<IbCm>>,
     ) -> Result<Self> {
         device.client().module.check_handler(&handler)?;
         let conn = Conn::new(cm::State::Connecting)?;
@@ -241,7 +243,7 @@ impl Connection {
         let reserved = deferred::Deferred::reserve()?;
         let mut object = device.object(refs::Kind::Id);
         object.sizes = conn.shown();
-        let id = id(Arc::as_ptr(&conn).cast_mut().cast())?;
+        let id = id(Arc::as_ptr(&conn).cast_mut().cast(), pending.clone())?;
         conn.set_id(Some(id));
         // INVARIANT: The caller promises so of callback and context.
         let state = reserved.fill(Connected {
@@ -313,7 +315,7 @@ fn connect(
     }
     // SAFETY: The id is new, with this callback and context, which lives until the id is destroyed.
     let connection = unsafe {
-        let id = |context| create(device, on_event, context);
+        let id = |context, _| create(device, on_event, context);
         Connection::new(device, path.from.port_num(), handler, &id)
     }?;
     let (conn, id) = (connection.state.conn.clone(), connection.state.id);
@@ -520,11 +522,7 @@ pub trait Accept: HasCode + Send + Sync {
 /// A function that is called with each request. Its errors are reported, ten in each five seconds.
 impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
     fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable) {
-        let refused = request.refused;
-        if let Err(e) = self(request, cx) {
-            refused.set(true);
-            crate::pr_warn_ratelimited!("a connection request was refused: {e:?}\n");
-        }
+        request.outcome.report(self(request, cx));
     }
 }
 
@@ -538,6 +536,8 @@ struct Listening {
     #[pin]
     id: cm::ListenId<IbCm>,
     accept: Arc<dyn Accept>,
+    #[pin]
+    backlog: cm::Backlog<IbCm>,
     device: Device,
     index: removal::Index,
     // Dropped last: the client may be gone after that.
@@ -577,24 +577,20 @@ unsafe extern "C" fn on_listener_event(
     if event.event != bindings::ib_cm_event_type_IB_CM_REQ_RECEIVED {
         return 0;
     }
-    let (taken, refused) = (Cell::new(false), Cell::new(false));
-    // INVARIANT: This is the callback of the request's id, with its event. The id lives as long.
-    let request = Request {
-        id: RawId(id),
-        event,
-        device: &listening.device,
-        taken: &taken,
-        refused: &refused,
-    };
-    listening.accept.as_arc_borrow().request(request, &cx);
-    if refused.get() || !taken.get() {
-        listening.object.add_refused();
-    }
-    // An id that was not taken is destroyed on return, and rejected if that was not done.
-    match taken.get() {
-        true => 0,
-        false => ECONNREFUSED.to_errno(),
-    }
+    from_result(|| {
+        listening.backlog.admit(&listening.object, |outcome| {
+            // INVARIANT: This is the callback of the request's id, with its event, and the id lives
+            // as long.
+            let request = Request {
+                id: RawId(id),
+                event,
+                device: &listening.device,
+                outcome,
+            };
+            listening.accept.as_arc_borrow().request(request, &cx);
+        })?;
+        Ok(0)
+    })
 }
 
 struct ListenerState(Arc<Listening>);
@@ -619,12 +615,14 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a service id. Fails with `EBUSY` if there is a listener on it; `EPROTONOSUPPORT`
-    /// on iWARP; `ENODEV` if the device goes; `EPERM` if it is another module's; `ENOMEM`; or the
-    /// manager's error.
+    /// Listens on a service id. `backlog` is the number of connections that may wait for their
+    /// peers to confirm them, as that of [`cm::Listener::new`]. Fails with `EBUSY` if there is a
+    /// listener on the service id; `EPROTONOSUPPORT` on iWARP; `ENODEV` if the device goes; `EPERM`
+    /// if it is another module's; `ENOMEM`; or the manager's error.
     pub fn new(
         device: &Device,
         service_id: u64,
+        backlog: u32,
         accept: Arc<dyn Accept>,
         _cx: &Sleepable,
     ) -> Result<Self> {
@@ -639,6 +637,7 @@ impl Listener {
             pin_init!(Listening {
                 id <- cm::ListenId::new(),
                 accept,
+                backlog <- cm::Backlog::new(backlog),
                 device: device.clone(),
                 index: removal::Index::new(),
                 object,
@@ -675,8 +674,7 @@ pub struct Request<'a> {
     id: RawId<IbCm>,
     event: &'a bindings::ib_cm_event,
     device: &'a Device,
-    taken: &'a Cell<bool>,
-    refused: &'a Cell<bool>,
+    outcome: &'a cm::Outcome<IbCm>,
 }
 
 impl Request<'_> {
@@ -745,7 +743,7 @@ impl Request<'_> {
             ..Default::default()
         };
         let raw = self.id.as_ptr();
-        let take = |context| {
+        let take = |context, pending| {
             // SAFETY: The id is alive by the invariant of `RawId`. By that of the request this is
             // its callback, and no other one runs before this has returned.
             unsafe {
@@ -753,7 +751,7 @@ impl Request<'_> {
                 (*raw).cm_handler = Some(on_event);
             }
             // The id is ours: a work item will destroy it, never this callback's return.
-            self.taken.set(true);
+            self.outcome.taken.set(Some(pending));
             Ok(self.id)
         };
         // SAFETY: The callback's return does not destroy what `take` has taken and set.

@@ -11,7 +11,10 @@ use crate::fixture::{
     Place, //
 };
 use kernel::prelude::*;
-use rdma::prelude::*;
+use rdma::{
+    ibcm,
+    prelude::*, //
+};
 
 /// The timeout and retries of the peers that do not confirm: 4.3 s, 16 times.
 const TIMEOUT: u8 = 20;
@@ -19,7 +22,7 @@ const RETRIES: u8 = 15;
 
 /// The handler of a connection, which counts the failed ones and keeps their error.
 struct Waiting {
-    _qp: Qp<Softirq>,
+    _qp: Option<Qp<Softirq>>,
     failed: Arc<Counter>,
     said: Arc<Place<Error>>,
 }
@@ -51,7 +54,7 @@ fn listen(backlog: u32) -> Result<Server> {
         let id = request.into_id(cx)?;
         let cq = Cq::<Softirq>::alloc_any(pd.device(), 64, cx)?;
         let waiting = Waiting {
-            _qp: Qp::create(&id, &pd, &cq, &cq, &Caps::new(4, 4), cx)?,
+            _qp: Some(Qp::create(&id, &pd, &cq, &cq, &Caps::new(4, 4), cx)?),
             failed: fails.clone(),
             said: says.clone(),
         };
@@ -90,6 +93,40 @@ mod tests {
         wait(|| server.failed.get() == 2)?;
         drop(connected);
         Ok(())
+    }
+
+    #[test]
+    fn full_backlog_of_a_service_ends_the_first() -> Result {
+        let (env, failed, said) = (Env::new()?, Counter::new()?, Place::new()?);
+        let (addr, pd, kept) = (env.addr(), env.pd.clone(), Place::new()?);
+        let (fails, says, keeps) = (failed.clone(), said.clone(), kept.clone());
+        let accept = move |request: ibcm::Request<'_>, cx: &Sleepable| {
+            let cq = Cq::<Softirq>::alloc_any(pd.device(), 64, cx)?;
+            let qp = Qp::create_raw(&pd, &cq, &cq, &Caps::new(4, 4), cx)?;
+            let waiting = Waiting {
+                _qp: None,
+                failed: fails.clone(),
+                said: says.clone(),
+            };
+            let waiting = Arc::new(waiting, GFP_KERNEL)?;
+            keeps.put((request.accept(&qp, waiting, &Default::default(), cx)?, qp));
+            Ok(())
+        };
+        // That of the port (`RDMA_PS_TCP`), which the forger asks for.
+        let service = 0x0106_0000 | u64::from(addr.port());
+        let accept = Arc::new(accept, GFP_KERNEL)?;
+        let _listener = ibcm::Listener::new(&env.dev, service, 2, accept, &env.cx)?;
+        let (forger, mut accepted) = (Forger::new(&env)?, KVec::new());
+        for _ in 0..3 {
+            forger.ask(addr, TIMEOUT, RETRIES, &env.cx)?;
+            accepted.push(kept.wait()?, GFP_KERNEL)?;
+        }
+        wait(|| failed.get() == 1)?;
+        check_eq!(said.wait()?, ETIMEDOUT);
+        // One is given up and two wait, so there is room for a fourth.
+        forger.ask(addr, TIMEOUT, RETRIES, &env.cx)?;
+        accepted.push(kept.wait()?, GFP_KERNEL)?;
+        wait(|| failed.get() == 2)
     }
 
     #[test]

@@ -427,6 +427,7 @@ mod tests {
             Listener::new(
                 &env.dev,
                 service,
+                1,
                 Arc::new(|_: Request<'_>, _: &Sleepable| Ok(()), GFP_KERNEL)?,
                 &env.cx
             ),

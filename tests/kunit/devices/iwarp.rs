@@ -342,7 +342,7 @@ mod tests {
         let env = Env::new()?;
         let accept = |_: ibcm::Request<'_>, _: &Sleepable| -> Result { Ok(()) };
         let accept = Arc::new(accept, GFP_KERNEL)?;
-        let listener = ibcm::Listener::new(&env.dev, service_id(), accept, &env.cx);
+        let listener = ibcm::Listener::new(&env.dev, service_id(), 1, accept, &env.cx);
         check_err!(listener, EPROTONOSUPPORT);
         let port = env.dev.port(1).ok_or(ENODEV)?;
         let attr = port.gids().next().ok_or(EADDRNOTAVAIL)?;

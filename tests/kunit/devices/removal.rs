@@ -174,7 +174,7 @@ mod tests {
         let (connected, env) = (CmLink::on(unplugged.env()?)?, unplugged.env()?);
         let (stopped, refused, begun) = (Counter::new()?, Counter::new()?, Counter::new()?);
         let ear = Arc::new(Ear(stopped.clone()), GFP_KERNEL)?;
-        let listener = ibcm::Listener::new(&env.dev, service_id(), ear.clone(), &env.cx)?;
+        let listener = ibcm::Listener::new(&env.dev, service_id(), 1, ear.clone(), &env.cx)?;
         // A thread waits for an answer that never comes.
         let (failed, begins) = (refused.clone(), begun.clone());
         env.client.spawn(GFP_KERNEL, move |cx| {
@@ -206,7 +206,7 @@ mod tests {
             wait(|| end.events.removed() + end.events.disconnected() != 0)?;
         }
         check!(connected.a.events.removed() + connected.b.events.removed() != 0);
-        let another = ibcm::Listener::new(&env.dev, service_id(), ear, &env.cx);
+        let another = ibcm::Listener::new(&env.dev, service_id(), 1, ear, &env.cx);
         check_err!(another.map(drop), ENODEV);
         // No client is told twice.
         check_eq!((refused.get(), stopped.get()), (1, 1));
@@ -256,7 +256,7 @@ mod tests {
             done: done.clone(),
         };
         let busy = Arc::new(busy, GFP_KERNEL)?;
-        let listener = ibcm::Listener::new(&env.dev, service_id(), busy, &env.cx)?;
+        let listener = ibcm::Listener::new(&env.dev, service_id(), 1, busy, &env.cx)?;
         let cq = env.cq::<Waited>(16)?;
         let (knows_it, begins) = (knowing.clone(), begun.clone());
         env.client.spawn(GFP_KERNEL, move |cx| {

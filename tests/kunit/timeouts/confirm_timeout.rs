@@ -74,7 +74,7 @@ fn given_up_by_service() -> Result<(i64, Error)> {
     // That of the port (`RDMA_PS_TCP`), which the forger asks for.
     let service = 0x0106_0000 | u64::from(addr.port());
     let accept = Arc::new(accept, GFP_KERNEL)?;
-    let _listener = ibcm::Listener::new(&env.dev, service, accept, &env.cx)?;
+    let _listener = ibcm::Listener::new(&env.dev, service, 1, accept, &env.cx)?;
     let given_up = until_failed(&env, addr, &said);
     drop(kept.take());
     given_up

@@ -250,7 +250,8 @@ fn ib_listen(t: &mut Turn<'_>) -> Result {
     let on = dev.data::<Random>(t.cx).ok_or(ENODEV)?;
     let world = t.world.clone();
     let answers = Arc::new(IbAnswers { world, on }, GFP_KERNEL)?;
-    let listener = ibcm::Listener::new(&dev, service(&mut t.rng), answers, t.cx)?;
+    let (service, backlog) = (service(&mut t.rng), t.rng.below(9));
+    let listener = ibcm::Listener::new(&dev, service, backlog, answers, t.cx)?;
     drop(t.world.listeners.put(Listener::Ib(listener)));
     Ok(())
 }

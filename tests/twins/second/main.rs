@@ -128,7 +128,7 @@ fn intercept(client: &ClientRef, dev: &Device, cx: &Sleepable) -> Result {
     let listener = cm::Listener::new(client, addr, 1, accept, cx);
     refused("a handler of requests", listener)?;
     let accept = Arc::new(|_: ibcm::Request<'_>, _: &Sleepable| Ok(()), GFP_KERNEL)?;
-    let listener = ibcm::Listener::new(dev, 0x123, accept, cx);
+    let listener = ibcm::Listener::new(dev, 0x123, 1, accept, cx);
     refused("a handler of requests to a service id", listener)?;
     let (id, quiet) = (cm::Id::create(client, cx)?, Arc::new(Quiet, GFP_KERNEL)?);
     let param = cm::ConnParam::default();

@@ -60,11 +60,91 @@ pub trait Accept: HasCode + Send + Sync {
 /// for all ULPs together.
 impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
     fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable) {
-        let refused = request.refused;
-        if let Err(e) = self(request, cx) {
-            refused.set(true);
+        request.outcome.report(self(request, cx));
+    }
+}
+
+/// What a ULP does with a request, in the callback of the request's id.
+pub(crate) struct Outcome<M: Manager> {
+    /// Set if the ULP takes the id: a work item destroys that, and not the callback's return.
+    pub(crate) taken: Cell<Option<Arc<Pending<M>>>>,
+    /// The request counts as refused, although the ULP may have taken the id.
+    refused: Cell<bool>,
+}
+
+impl<M: Manager> Outcome<M> {
+    /// Reports the error of a function that was called with the request.
+    pub(crate) fn report(&self, result: Result) {
+        if let Err(e) = result {
+            self.refused.set(true);
             crate::pr_warn_ratelimited!("a connection request was refused: {e:?}\n");
         }
+    }
+}
+
+/// The connections of a listener that are not confirmed, or whose requests are not answered.
+#[pin_data]
+pub(crate) struct Backlog<M: Manager> {
+    #[pin]
+    list: sync::Mutex<KVec<Arc<Pending<M>>>>,
+    /// The number of those that may wait, at least one. As many again may be ending.
+    max: usize,
+}
+
+impl<M: Manager> Backlog<M> {
+    pub(crate) fn new(max: u32) -> impl PinInit<Self> {
+        pin_init!(Self {
+            list <- kernel::new_mutex!(KVec::new()),
+            max: max.max(1) as usize,
+        })
+    }
+
+    /// Returns whether there is room for one more connection, if need be by giving up the one that
+    /// waits for longest. There is none if as many are given up or unanswered, or without memory.
+    fn make_room(&self) -> bool {
+        let mut list = self.list.lock();
+        // Ids that are established or destroyed have no waiters.
+        list.retain(|it| !it.is_over());
+        let most = self.max.saturating_mul(2);
+        if list.len() >= most || list.reserve(1, GFP_KERNEL | __GFP_NOWARN).is_err() {
+            return false;
+        }
+        let mut waiting = list.iter().filter(|it| it.is_waiting());
+        if waiting.clone().count() >= self.max {
+            match waiting.find(|it| it.is_due()) {
+                Some(oldest) => oldest.clone().give_up_later(),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Has the ULP handle a request, by `handle`, in the callback of the request's id. Fails with
+    /// `ECONNREFUSED` without room, or if the ULP does not take the id: the callback returns that,
+    /// and C destroys the id, which refuses the request. Counts what is refused for the `listener`.
+    pub(crate) fn admit(
+        &self,
+        listener: &objects::Object,
+        handle: impl FnOnce(&Outcome<M>),
+    ) -> Result {
+        let outcome = Outcome {
+            taken: Cell::new(None),
+            refused: Cell::new(false),
+        };
+        if self.make_room() {
+            handle(&outcome);
+        }
+        let pending = outcome.taken.take();
+        if outcome.refused.get() || pending.is_none() {
+            listener.add_refused();
+        }
+        let pending = pending.ok_or(ECONNREFUSED)?;
+        let listed = self.list.lock().push(pending.clone(), GFP_KERNEL);
+        if listed.is_err() {
+            // Another has taken the room, and one that cannot be counted may not wait.
+            pending.give_up_later();
+        }
+        Ok(())
     }
 }
 
@@ -115,10 +195,8 @@ struct Listening {
     id: ListenId<RdmaCm>,
     accept: Arc<dyn Accept>,
     client: ClientRef,
-    /// The connections that came and are not confirmed.
     #[pin]
-    unconfirmed: sync::Mutex<KVec<Arc<Pending<RdmaCm>>>>,
-    backlog: usize,
+    backlog: Backlog<RdmaCm>,
     /// Set before [`Accept::stopped`] is called.
     has_stopped: atomic::Atomic<bool>,
     #[pin]
@@ -141,62 +219,6 @@ impl workqueue::WorkItem for Listening {
     }
 }
 
-impl Listening {
-    /// Returns whether there is room for one more connection, if need be by giving up the one that
-    /// waits for longest. There is none if as many are given up or unanswered, or without memory.
-    fn make_room(&self) -> bool {
-        let mut list = self.unconfirmed.lock();
-        // Ids that are established or destroyed have no waiters.
-        list.retain(|it| !it.is_over());
-        let most = self.backlog.saturating_mul(2);
-        if list.len() >= most || list.reserve(1, GFP_KERNEL | __GFP_NOWARN).is_err() {
-            return false;
-        }
-        let mut waiting = list.iter().filter(|it| it.is_waiting());
-        if waiting.clone().count() >= self.backlog {
-            match waiting.find(|it| it.is_due()) {
-                Some(oldest) => oldest.clone().give_up_later(),
-                None => return false,
-            }
-        }
-        true
-    }
-
-    /// Handles a request, in the callback of its id. Fails with `ECONNREFUSED` if it is not taken.
-    fn on_request(
-        &self,
-        id: NonNull<bindings::rdma_cm_id>,
-        event: &bindings::rdma_cm_event,
-        cx: &Sleepable,
-    ) -> Result {
-        if !self.make_room() {
-            self.object.add_refused();
-            return Err(ECONNREFUSED);
-        }
-        let (taken, refused) = (Cell::new(None), Cell::new(false));
-        // INVARIANT: This is the callback of the request's id, with its event.
-        let request = Request {
-            id,
-            event,
-            client: &self.client,
-            taken: &taken,
-            refused: &refused,
-        };
-        self.accept.as_arc_borrow().request(request, cx);
-        let pending = taken.take();
-        if refused.get() || pending.is_none() {
-            self.object.add_refused();
-        }
-        let pending = pending.ok_or(ECONNREFUSED)?;
-        let listed = self.unconfirmed.lock().push(pending.clone(), GFP_KERNEL);
-        if listed.is_err() {
-            // Another has taken the room, and one that cannot be counted may not wait.
-            pending.give_up_later();
-        }
-        Ok(())
-    }
-}
-
 /// The callback of every listener's id, and of a request's until it is taken.
 ///
 /// # Safety
@@ -216,9 +238,17 @@ unsafe extern "C" fn on_listener_event(
     pin_init::stack_pin_init!(let _in_callback = InCallback::enter_locked(id.as_ptr()));
     from_result(|| {
         match event.event {
-            // An error destroys the id, which refuses the request.
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
-                this.on_request(id, event, &cx)?;
+                this.backlog.admit(&this.object, |outcome| {
+                    // INVARIANT: This is the callback of the request's id, with its event.
+                    let request = Request {
+                        id,
+                        event,
+                        client: &this.client,
+                        outcome,
+                    };
+                    this.accept.as_arc_borrow().request(request, &cx);
+                })?;
             }
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_CHANGE => {
                 this.accept.as_arc_borrow().addr_changed();
@@ -323,8 +353,7 @@ impl Listener {
                 id <- ListenId::new(),
                 accept,
                 client: client.clone(),
-                unconfirmed <- kernel::new_mutex!(KVec::new()),
-                backlog: backlog.max(1) as usize,
+                backlog <- Backlog::new(backlog),
                 has_stopped: atomic::Atomic::new(false),
                 stop <- kernel::new_work!("rdma::cm::Listener::stop"),
                 object,
@@ -410,8 +439,7 @@ pub struct Request<'a> {
     id: NonNull<bindings::rdma_cm_id>,
     event: &'a bindings::rdma_cm_event,
     client: &'a ClientRef,
-    taken: &'a Cell<Option<Arc<Pending<RdmaCm>>>>,
-    refused: &'a Cell<bool>,
+    outcome: &'a Outcome<RdmaCm>,
 }
 
 impl Request<'_> {
@@ -455,7 +483,7 @@ impl Request<'_> {
             (*raw).event_handler = Some(on_event);
         }
         // The id is ours: a work item will destroy it, never this callback, which has its lock.
-        self.taken.set(Some(pending.clone()));
+        self.outcome.taken.set(Some(pending.clone()));
         // INVARIANT: What is taken is not destroyed by the callback's return, but by `teardown`.
         let raw = RawId(self.id);
         conn.set_id(Some(raw));
@@ -469,7 +497,7 @@ impl Request<'_> {
             object,
         });
         state.pending.populate(pending);
-        state.bind().inspect_err(|_| self.refused.set(true))?;
+        (state.bind()).inspect_err(|_| self.outcome.refused.set(true))?;
         Ok(Id { state })
     }
 }

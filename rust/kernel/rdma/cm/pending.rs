@@ -33,7 +33,7 @@ use kernel::{
 /// event that the connection is established.
 #[pin_data]
 pub(crate) struct Pending<M: Manager> {
-    pub(super) conn: Arc<Conn<M>>,
+    conn: Arc<Conn<M>>,
     /// Set when the peer was asked, or its request accepted. Runs while the peer has time.
     #[pin]
     timeout: sync::Mutex<Option<hrtimer::ArcHrTimerHandle<Pending<M>>>>,
