@@ -211,10 +211,20 @@ impl<M: Manager> RawId<M> {
 
 /// A connection: the context of its C id. Lives as long as that, at least.
 ///
-/// Locks are taken in this order: the handler lock of the C id, `event_lock`, `id`, `qp`, `inner`.
+/// Its locks, in the order in which they are taken, after the handler lock of the C id:
+///
+/// - `event_lock` is held while the handler of the ULP runs, which may call what takes the others.
+///   Removal and [`Pending`] call it, too, and must not take the handler lock: ib_cm has none, and
+///   that of rdma_cm is held while siw connects.
+/// - `id` is held by work items that disconnect. On iWARP that waits until a callback, which takes
+///   `event_lock`, has returned (`iw_cm_disconnect()`). So no callback takes `id`.
+/// - The QP's, of rdma_cm alone, is held while the QP is destroyed, or siw connects, which a work
+///   item that disconnects does not wait for.
+/// - `inner` is the state, and is held for moments only.
 #[pin_data]
 pub(crate) struct Conn<M: Manager> {
     /// The id, until it is about to be destroyed: for work items, and the removal of the device.
+    /// Not destroyed while this is locked.
     #[pin]
     id: sync::Mutex<Option<RawId<M>>>,
     /// No reference to a value of the ULP is dropped with it locked.
