@@ -38,13 +38,13 @@ def name_of(end):
 
 
 def built(kernel, *modules, faults=False):
-    """Builds those of the modules that are in Rust, and for faults the one that has allocations fail, if the kernel
-    can. Returns what tells the kernel and the modules from others."""
+    """Builds those of the modules that are in Rust, and for faults those that have allocations fail and interfaces
+    fail over, if the kernel can. Returns what tells the kernel and the modules from others."""
     said = subprocess.run([TOP / "scripts/kernel", kernel], check=True, text=True, stdout=subprocess.PIPE).stdout
     ours = [module for module in modules if module.endswith("_rs")]
     goals = ["modules", "TESTS=", "SAMPLES=", "CONFIG_RDMA_RUST_KUNIT_TEST="] if ours else []
     if faults and kernel == "um-debug":
-        goals += ["FAULTS=m"] if ours else ["rdma_faults.ko", "FAULTS=m"]
+        goals += ["FAULTS=m"] if ours else ["rdma_faults.ko", "rdma_failover.ko", "FAULTS=m"]
     if goals:
         # Their errors go to the terminal, and to build/log.
         subprocess.run(["bash", "-c", '. scripts/lib.sh; STEP_TAIL=60 step "$@"', "step",
