@@ -157,6 +157,57 @@ def failover(ground):
             flowing(host)
 
 
+@contextmanager
+def one_worker():
+    """Has one worker for all work items of nvmet, as an administrator may want it."""
+    most = Path("/sys/bus/workqueue/devices/nvmet-wq/max_active")
+    before = most.read_text(encoding="ascii")
+    nvme.write(most, 1)
+    try:
+        yield
+    finally:
+        nvme.write(most, before)
+
+
+@contextmanager
+def failing_over(interface):
+    """Has a function that lets an interface fail over, as a bond does."""
+    nvme.insert("rdma_failover")
+    try:
+        yield lambda: nvme.write("/sys/module/rdma_failover/parameters/interface", interface)
+    finally:
+        nvme.unload("rdma_failover")
+
+
+@case("the address of a port changes under load, 5 times: it listens anew", links=("rxe",), checkers=True)
+def moved(ground):
+    with failing_over("rdma0") as fail_over, loaded(ground) as (target, host, _):
+        for _ in range(5):
+            before = listener(target.trsvcid)
+            fail_over()
+            until(lambda old=before: listener(target.trsvcid) not in (old, None), "the port listens as before")
+            host.settle()
+            flowing(host)
+
+
+@case("the address of a port changes while it is disabled and enabled, 20 times, with one worker", links=("rxe",),
+      checkers=True)
+def moved_away(ground):
+    """What listens anew has the port's address, for which the new port must not have to wait. A host that connects when
+    the subsystem has just left the port is refused for good."""
+    null = Null()
+    with one_worker(), failing_over("rdma0") as fail_over, null, ground.target(null) as target:
+        with ground.controller(target, reconnect_delay=DELAY):
+            for n in range(20):
+                fail_over()
+                # At several moments of that.
+                time.sleep(n % 5 / 100)
+                target.disable()
+                target.enable()
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
 @case("namespace disabled and enabled under load", links=("rxe",))
 def namespace(ground):
     with loaded(ground, stop=False) as (target, host, load):

@@ -432,11 +432,13 @@ impl Port {
 
     /// No longer listens, and ends the connections (`nvmet_rdma_disable_port`).
     fn disable(self: &Arc<Self>, cx: &Sleepable) {
-        let listener = self.listening.lock().listener.take();
-        // Waits for the callbacks of the listener, which take no lock of nvmet.
-        if let Some(Err(e)) = listener.map(|listener| listener.destroy(cx)) {
+        let mut listening = self.listening.lock();
+        // Waits for the callbacks of the listener, which take neither this lock nor one of nvmet.
+        // Locked meanwhile, so that a removal waits for a repair that is here.
+        if let Some(Err(e)) = listening.listener.take().map(|it| it.destroy(cx)) {
             pr_err!("{:?} is still listened on ({e:?})\n", self.addr);
         }
+        drop(listening);
         // No more connections come.
         (self.target).disconnect_queues(|queue| Arc::ptr_eq(&queue.port, self));
     }
