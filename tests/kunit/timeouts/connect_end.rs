@@ -29,7 +29,8 @@ use rdma::{
         self,
         Param, //
     },
-    prelude::*, //
+    prelude::*,
+    qp::State, //
 };
 
 /// No id takes so long to be destroyed, in milliseconds.
@@ -164,8 +165,9 @@ mod tests {
         Ok(())
     }
 
+    /// One that is used has room, however many others wait, before the manager finds it there.
     #[test]
-    fn given_up_when_it_was_just_said_to_be_there() -> Result {
+    fn full_backlog_keeps_what_was_just_said_to_be_there() -> Result {
         let (env, said, called) = (Env::new()?, Place::new()?, Counter::new()?);
         let (addr, pd, tell, calls) = (env.addr(), env.pd.clone(), said.clone(), called.clone());
         let unanswered = Place::new()?;
@@ -173,15 +175,14 @@ mod tests {
         let accepts = move |request: cm::Request<'_>, cx: &Sleepable| {
             match calls.up() {
                 1 => {
-                    let id = request.into_id(cx)?;
+                    let (id, events) = (request.into_id(cx)?, Events::new()?);
                     let cq = Cq::<Softirq>::alloc_any(pd.device(), 64, cx)?;
                     let qp = Qp::create(&id, &pd, &cq, &cq, &Caps::new(4, 4), cx)?;
-                    id.accept(Events::new()?, &cm::ConnParam::default(), cx)?;
-                    tell.put((qp, id));
+                    id.accept(events.clone(), &cm::ConnParam::default(), cx)?;
+                    tell.put((qp, id, events));
                     return Ok(());
                 }
                 2 => keep.put(request.into_id(cx)?),
-                // There was no room for this one, so the first is given up meanwhile.
                 _ => (),
             }
             // The manager's only worker on this kernel finds nothing meanwhile.
@@ -189,12 +190,12 @@ mod tests {
             Ok(())
         };
         let accepts = Arc::new(accepts, GFP_KERNEL)?;
-        let listener = cm::Listener::new(&env.client, addr, 2, accepts, &env.cx)?;
+        let _listener = cm::Listener::new(&env.client, addr, 2, accepts, &env.cx)?;
         let forger = Forger::new(&env)?;
         forger.ask(addr, 20, 15, &env.cx)?;
-        let (qp, id) = said.wait()?;
+        let (qp, id, events) = said.wait()?;
         forger.ask(addr, 20, 15, &env.cx)?;
-        let second = unanswered.wait()?;
+        let _second = unanswered.wait()?;
         forger.ask(addr, 20, 15, &env.cx)?;
         // The third request waits for the worker, and what is said now comes behind it.
         fsleep(Delta::from_millis(500));
@@ -202,12 +203,12 @@ mod tests {
         noted();
         wait(|| called.get() == 3)?;
         fsleep(Delta::from_secs(3));
+        check_eq!(events.established(), 1);
+        check!(qp.query(&env.cx)?.state == State::Rts);
         let (ms, destroyed) = timed(|| {
             qp.destroy(&env.cx)?;
             id.destroy(&env.cx)
         });
-        drop(second);
-        listener.destroy(&env.cx)?;
         destroyed?;
         check!(ms < BOUND_MS);
         Ok(())

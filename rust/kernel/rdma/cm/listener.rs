@@ -103,7 +103,7 @@ impl<M: Manager> Backlog<M> {
     /// waits for longest. There is none if as many are given up or unanswered, or without memory.
     fn make_room(&self) -> bool {
         let mut list = self.list.lock();
-        // Ids that are established or destroyed have no waiters.
+        // What is confirmed or destroyed waits for nobody.
         list.retain(|it| !it.is_over());
         let most = self.max.saturating_mul(2);
         if list.len() >= most || list.reserve(1, GFP_KERNEL | __GFP_NOWARN).is_err() {
@@ -288,6 +288,8 @@ impl Listener {
     ///
     /// `backlog` is the number of connections that may wait for their peers to confirm them, at
     /// least one: one more gives up that which has waited for longest, with [`cm::Event::Failed`].
+    /// A peer that has sent data has confirmed by that, once the ULP tells
+    /// ([`Id::notify_established`]).
     /// Requests are refused while as many again are being given up, or the ULP has not answered
     /// those that wait. Fails with `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it,
     /// `EPERM` if `client` is another module's, `ENOMEM`, or the connection manager's error.

@@ -120,10 +120,14 @@ impl<M: Manager> Pending<M> {
         let _timeout = self.timeout.lock().take();
     }
 
-    /// Returns whether the connection is established, or its id destroyed.
+    /// Returns whether the peer has confirmed the connection, as it does by using it, or its id is
+    /// destroyed.
     pub(super) fn is_over(&self) -> bool {
         let state = self.conn.state();
-        matches!(state, cm::State::Established | cm::State::Destroyed)
+        matches!(
+            state,
+            cm::State::Notified | cm::State::Established | cm::State::Destroyed
+        )
     }
 
     /// Returns whether the connection is neither over nor given up.
@@ -133,9 +137,7 @@ impl<M: Manager> Pending<M> {
 
     /// Returns whether the peer has to answer, and has not.
     pub(super) fn is_due(&self) -> bool {
-        let is_armed = self.timeout.lock().is_some();
-        let state = self.conn.state();
-        is_armed && matches!(state, cm::State::Connecting | cm::State::Notified)
+        self.timeout.lock().is_some() && self.conn.state() == cm::State::Connecting
     }
 
     /// Gives the connection up from a work item, unless the peer answers. Any context.
