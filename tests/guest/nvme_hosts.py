@@ -5,7 +5,7 @@ import random
 import time
 
 import nvme_wire as wire
-from nvme_host import BLOCK, MOMENT, Host, Queue, Refused
+from nvme_host import BLOCK, MOMENT, PATIENCE, Host, Queue, Refused
 from nvme_lies import Defect, lie
 from peer import PAGE, Peer
 
@@ -80,12 +80,24 @@ def large_rq(ground, peer):
     return request(ground, peer, wire.request(0, hrqsize=65535))
 
 
-@against("request: 100 that are not confirmed")
+SILENT = 300
+
+
+@against(f"request: {SILENT} that are not confirmed, and hosts in good order", times=3)
 def unconfirmed(ground, peer):
+    """One has asked in between, and hears of the answer last of all; another one comes then."""
     said = []
-    for _ in range(100):
-        number = peer.connect(ground.target.addr, ground.target.trsvcid, wire.request(0), depth=0)
-        said.append(peer.event(number).name)
+    with Peer() as other:
+        host = Host(other, ground.target)
+        for n in range(SILENT):
+            if n == SILENT // 2:
+                queue = Queue(host, 0)
+            number = peer.connect(ground.target.addr, ground.target.trsvcid, wire.request(0), depth=0)
+            said.append(peer.event(number, PATIENCE).name)
+        served = f"{came(queue.established)}, Connect: {came(queue.connect)}"
+        if served != "accepted, Connect: status 0x0":
+            raise Defect(f"the host that has asked in between: {served}")
+        ground.serve()
     return f"{said.count('CONNECT_RESPONSE')} accepted, {said.count('REJECTED')} rejected"
 
 

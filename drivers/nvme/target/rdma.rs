@@ -85,7 +85,9 @@ use zerocopy::byteorder::little_endian::{
 const PAGE: usize = kernel::page::PAGE_SIZE;
 const DEFAULT_INLINE_DATA_SIZE: u16 = 4096;
 const MAX_INLINE_DATA_SIZE: u16 = 16384;
-const BACKLOG: u32 = 128;
+/// The number of hosts that may have asked for a connection and sent nothing since: more than
+/// connect again in step. C's 128 limit nothing on InfiniBand and RoCE.
+const BACKLOG: u32 = 1024;
 const DEFAULT_QUEUE_SIZE: u16 = bindings::NVME_RDMA_DEFAULT_QUEUE_SIZE as u16;
 /// The number of commands of an admin queue.
 const AQ_DEPTH: u16 = bindings::NVME_AQ_DEPTH as u16;
