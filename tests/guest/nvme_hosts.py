@@ -3,7 +3,9 @@
 
 import random
 import time
+from types import SimpleNamespace
 
+import nvme
 import nvme_wire as wire
 from nvme_host import BLOCK, MOMENT, PATIENCE, Host, Queue, Refused
 from nvme_lies import Defect, lie
@@ -78,6 +80,14 @@ def large_sq(ground, peer):
 @against("request: hrqsize 65535", known="allocations without end")
 def large_rq(ground, peer):
     return request(ground, peer, wire.request(0, hrqsize=65535))
+
+
+@against("request: more entries than the port has")
+def large_for_port(ground, peer):
+    with nvme.Port(ground.target.subsystem, param_max_queue_size=16) as port:
+        host = Host(peer, SimpleNamespace(addr=port.addr, trsvcid=port.trsvcid, nqn=ground.target.nqn))
+        host.start()
+        return ", ".join(f"{depth}: {came(host.queue, 1, depth=depth, receives=1)}" for depth in (16, 17, 256))
 
 
 SILENT = 300

@@ -284,6 +284,7 @@ impl Target {
     const MAX_TRANSFER: u32 = 4096 << Self::MAX_MDTS;
     /// The largest number of commands in a queue (`nvmet_rdma_get_max_queue_size`).
     pub(crate) const MAX_QUEUE_SIZE: u16 = bindings::NVME_RDMA_MAX_QUEUE_SIZE as u16;
+    const MIN_QUEUE_SIZE: u16 = bindings::NVMET_MIN_QUEUE_SIZE as u16;
 
     /// A port is enabled (`nvmet_rdma_add_port`). nvmet holds its lock.
     pub(crate) fn add_port(
@@ -322,6 +323,8 @@ impl Target {
             nport,
             addr,
             inline_data_size: inline_data_size.into(),
+            // As nvmet does, before it tells hosts.
+            max_queue_size: max_queue_size.max(Self::MIN_QUEUE_SIZE),
             target: self.clone(),
             client: ClientRef::of::<NvmetRdma>(cx)?,
             listening <- new_mutex!(listening, "nvmet_rdma::Port::listening"),
@@ -390,6 +393,7 @@ pub(crate) struct Port {
     nport: Arc<Nport>,
     addr: SocketAddr,
     inline_data_size: usize,
+    max_queue_size: u16,
     target: Arc<Target>,
     client: ClientRef,
     #[pin]
@@ -456,7 +460,7 @@ impl Port {
 impl cm::Accept for Port {
     /// A host wants to connect (`nvmet_rdma_queue_connect`).
     fn request(self: ArcBorrow<'_, Self>, request: cm::Request<'_>, cx: &Sleepable) {
-        let connect = CmReq::parse(request.private_data());
+        let connect = CmReq::parse(request.private_data(), self.max_queue_size);
         let initiator_depth = request.initiator_depth();
         let Ok(id) = request.into_id(cx) else { return };
         let queue = connect.and_then(|connect| {
@@ -500,9 +504,9 @@ struct CmReq {
 }
 
 impl CmReq {
-    /// Takes a request apart, and refuses one for queues that cannot be served
-    /// (`nvmet_rdma_parse_cm_connect_req`).
-    fn parse(private_data: &[u8]) -> Result<Self, u32> {
+    /// Takes a request apart, and refuses one for queues that cannot be served, as those that are
+    /// larger than hosts are told (`nvmet_rdma_parse_cm_connect_req`).
+    fn parse(private_data: &[u8], max_queue_size: u16) -> Result<Self, u32> {
         let Ok((this, _)) = message::header::<Self>(private_data) else {
             return Err(bindings::nvme_rdma_cm_status_NVME_RDMA_CM_INVALID_LEN);
         };
@@ -511,7 +515,7 @@ impl CmReq {
         }
         let max = match this.qid.get() {
             0 => AQ_DEPTH,
-            _ => Target::MAX_QUEUE_SIZE,
+            _ => max_queue_size,
         };
         if this.hsqsize.get() >= max {
             return Err(bindings::nvme_rdma_cm_status_NVME_RDMA_CM_INVALID_HSQSIZE);
@@ -519,7 +523,8 @@ impl CmReq {
         if this.hrqsize.get() == 0 {
             return Err(bindings::nvme_rdma_cm_status_NVME_RDMA_CM_INVALID_HRQSIZE);
         }
-        Ok(this)
+        let hrqsize = this.hrqsize.get().min(max).into();
+        Ok(Self { hrqsize, ..this })
     }
 
     /// Returns the number of commands that the host sends at a time.
@@ -529,7 +534,7 @@ impl CmReq {
 
     /// Returns the number of responses that the host receives at a time, as far as it is of use.
     fn send_queue_size(&self) -> u16 {
-        self.hrqsize.get().min(Target::MAX_QUEUE_SIZE)
+        self.hrqsize.get()
     }
 }
 
