@@ -144,9 +144,9 @@ impl Transport {
         let mut registered = self.client.lock();
         let at = Arc::as_ptr(&self.target) as usize;
         TARGET.cmpxchg(0, at, Full).map_err(|_| EBUSY)?;
-        // SAFETY: The structure is static. The client, which is that of the module that it names,
-        // is kept until `unregister`, and by each port and queue, and with it the text of the
-        // module.
+        // SAFETY: The reference lives as long as the module. The client, which is that of the
+        // module that the structure names, is kept until `unregister`, and by each port and queue,
+        // and with it the text of the module.
         to_result(unsafe { bindings::nvmet_register_transport(&raw const *OPS) })
             .map_err(|_| EBUSY)?;
         *registered = Some(client);
@@ -916,12 +916,12 @@ impl Request {
     }
 
     /// Executes a command that was parsed, whose response goes to [`Target::queue_response`]
-    /// (`req->execute`). Drops any other response.
+    /// (`req->execute`). Any other response is lost.
     #[inline]
     pub(crate) fn execute(mut response: Taken<Response>, _cx: &Sleepable) {
         let request = &mut response.request;
         if request.state != State::Parsed {
-            return;
+            return Response::lost(response);
         }
         if request.keyed && request.data.len() == 0 {
             // The memory was lost with a transfer that has failed.
@@ -945,11 +945,11 @@ impl Request {
 
     /// Completes a command that was parsed, and is not to be executed (`nvmet_req_complete`), with
     /// the offset of the field of the command that is wrong. Its response goes to
-    /// [`Target::queue_response`]. Drops any other response.
+    /// [`Target::queue_response`]. Any other response is lost.
     #[cold]
     pub(crate) fn complete(response: Taken<Response>, status: u16, error_loc: Option<u16>) {
         if response.request.state != State::Parsed {
-            return;
+            return Response::lost(response);
         }
         let req = give(response);
         // SAFETY: The command was parsed, and nvmet calls `queue_response`.

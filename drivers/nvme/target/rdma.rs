@@ -129,8 +129,11 @@ impl Client for NvmetRdma {
     fn ready(self: Pin<&Self>, _client: &ClientRef, cx: &Sleepable) -> Result {
         pr_info!("T10-PI and peer-to-peer DMA are not supported\n");
         let registered = self.transport.register(cx);
-        registered
-            .inspect_err(|_| pr_err!("nvmet has a transport for RDMA: unload nvmet-rdma first\n"))
+        registered.inspect_err(|e| {
+            if *e == EBUSY {
+                pr_err!("nvmet has a transport for RDMA: unload nvmet-rdma first\n");
+            }
+        })
     }
 
     fn unload(self: Pin<&Self>, cx: &Sleepable) {
@@ -341,7 +344,7 @@ impl Target {
     #[inline]
     pub(crate) fn queue_response(mut response: Taken<Response>) {
         let Some(queue) = response.queue.take() else {
-            return;
+            return Response::lost(response);
         };
         // Its receive is posted before the host knows that the command was executed.
         if let Some(command) = response.request.take_command() {
@@ -823,8 +826,8 @@ impl Queue {
         {
             *to = from;
         }
-        let device = self.id.device()?;
-        let most = u8::try_from(device.attrs().max_qp_init_rd_atom).unwrap_or(u8::MAX);
+        let most = self.pd.device().attrs().max_qp_init_rd_atom;
+        let most = u8::try_from(most).unwrap_or(u8::MAX);
         let param = cm::ConnParam {
             private_data: &rep,
             // A host reads no memory of the target.
@@ -1199,6 +1202,10 @@ impl Queue {
         match self.room.take(n_rdma.saturating_add(1), response) {
             Ok(response) => response,
             Err(e) => {
+                // Unless the room is closed, this driver errs, and the host would wait for long.
+                if e.error() != ENOTCONN {
+                    self.id.disconnect_later();
+                }
                 if let Some(mut response) = e.owner {
                     response.put();
                 }
@@ -1428,6 +1435,16 @@ impl Response {
         if let Some(kept) = self.request.take_kept() {
             queue.keep(kept);
         }
+    }
+
+    /// Ends a response that was used in another order than is right, and so its connection.
+    #[cold]
+    pub(crate) fn lost(mut response: Taken<Self>) {
+        rdma::pr_err_ratelimited!("a response is lost by an error of this driver\n");
+        if let Some(queue) = &response.queue {
+            queue.id.disconnect_later();
+        }
+        response.put();
     }
 
     /// As [`Response::release`], of one that is not sent: one copy for all of these.
