@@ -28,7 +28,6 @@ use crate::{
 };
 use core::{
     mem,
-    net,
     ptr::{
         self,
         NonNull, //
@@ -57,11 +56,7 @@ use kernel::{
         Opaque,
         ScopeGuard, //
     },
-    workqueue::{
-        self,
-        Work,
-        WorkItem, //
-    }, //
+    workqueue, //
 };
 use rdma::{
     client::is_going,
@@ -296,7 +291,7 @@ unsafe extern "C" fn delete_ctrl(ctrl: *mut bindings::nvmet_ctrl) {
 ///
 /// The buffer has `len` bytes.
 #[inline(never)]
-unsafe fn write_addr(addr: net::IpAddr, to: *mut c_char, len: usize) -> usize {
+unsafe fn write_addr(addr: core::net::IpAddr, to: *mut c_char, len: usize) -> usize {
     // SAFETY: The buffer has as many bytes, as the caller promises, which are initialised then.
     let mut text = Formatter::new(unsafe {
         ptr::write_bytes(to, 0, len);
@@ -368,7 +363,7 @@ pub(crate) struct Ctrl(*mut bindings::nvmet_ctrl);
 
 /// A work item for nvmet's queue. While it lives it keeps its client.
 pub(crate) trait Item:
-    WorkItem<Pointer = Arc<Self>> + Send + Sync + Sized + 'static
+    workqueue::WorkItem<Pointer = Arc<Self>> + Send + Sync + Sized + 'static
 {
     /// Returns the client.
     fn client(&self) -> &ClientRef;
@@ -387,10 +382,7 @@ pub(crate) fn enqueue<T: Item + workqueue::HasWork<T>>(item: Arc<T>) {
 }
 
 /// As [`enqueue`], in a while.
-pub(crate) fn enqueue_delayed<T: Item + workqueue::HasDelayedWork<T>>(
-    item: Arc<T>,
-    delay: Jiffies,
-) {
+pub(crate) fn enqueue_delayed(item: Arc<Port>, delay: Jiffies) {
     let _ = wq(item.client()).enqueue_delayed(item, delay);
 }
 
@@ -413,7 +405,7 @@ pub(crate) struct Nport {
     #[pin]
     users: Users,
     #[pin]
-    closing: Work<Self>,
+    closing: workqueue::Work<Self>,
 }
 
 // SAFETY: The port is not accessed by this, which passes its address to nvmet.
@@ -431,7 +423,7 @@ impl Item for Nport {
     }
 }
 
-impl WorkItem for Nport {
+impl workqueue::WorkItem for Nport {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
@@ -470,8 +462,7 @@ impl PortConfig {
         // SAFETY: The port is valid, as the caller promises, and there is room for what is
         // returned.
         let is_v6 = unsafe {
-            let (num, scope) = (&raw mut num, &raw mut scope);
-            bindings::nvmet_helper_port_addr(raw, ip.as_mut_ptr(), num, scope)
+            bindings::nvmet_helper_port_addr(raw, ip.as_mut_ptr(), &raw mut num, &raw mut scope)
         };
         to_result(is_v6)?;
         let [a, b, c, d, ..] = ip;
@@ -486,7 +477,7 @@ impl PortConfig {
                 id: u16::from_le((&raw const (*raw).disc_addr.portid).read_volatile()),
                 addr: match is_v6 {
                     0 => SocketAddr::new([a, b, c, d].into(), num),
-                    _ => net::SocketAddrV6::new(ip.into(), num, 0, scope).into(),
+                    _ => core::net::SocketAddrV6::new(ip.into(), num, 0, scope).into(),
                 },
                 inline_data_size: from_user(&raw const (*raw).inline_data_size),
                 max_queue_size: from_user(&raw const (*raw).max_queue_size),
@@ -517,7 +508,7 @@ struct SqInner {
     /// Set while a command is handled that is to connect the queue.
     connecting: Atomic<bool>,
     #[pin]
-    release: Work<Self>,
+    release: workqueue::Work<Self>,
 }
 
 // SAFETY: A submission queue may be used by any thread: its count of commands is atomic, and the
@@ -537,7 +528,7 @@ impl Item for SqInner {
     }
 }
 
-impl WorkItem for SqInner {
+impl workqueue::WorkItem for SqInner {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
