@@ -2,7 +2,9 @@
 """Hosts of NVMe over RDMA that lie, against a target."""
 
 import random
+import threading
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import nvme
@@ -622,3 +624,86 @@ def after_shutdown(ground, peer):
     ground.spoil(PLACE, BLOCK)
     off = came(host.admin.call, wire.prop(wire.PROPERTY_SET, 10, wire.CC, 0x460000))
     return f"{said}, then: {again}, {off}, {queue.said(queue.write_inline(PLACE, bytes(BLOCK)))}"
+
+
+def ends_while_written(ground, peer, how):
+    """The connection ends while data that have come with commands are written to a slow disk."""
+    with nvme.Null(irqmode=2, completion_nsec=2 * 10**9) as null, nvme.Target(null) as target:
+        host = Host(peer, target)
+        host.start()
+        queue = host.io()
+        for block in range(8):
+            queue.write_inline(block, bytes(BLOCK))
+        if how == "vanishes":
+            peer.close()
+        else:
+            peer.tell("disconnect", queue.number)
+            peer.tell("disconnect", host.admin.number)
+        # The commands have come, and have not ended.
+        ground.serve()
+    return "gone"
+
+
+for h in "disconnects", "vanishes":
+    against(f"end: it {h} while inline data are written", h)(ends_while_written)
+
+
+# Hosts that lie beside one in good order.
+
+@contextmanager
+def honest(ground):
+    """Has a host in good order write, and read what it has written, until the end, and once after it."""
+    over, failed, rounds = threading.Event(), [], []
+
+    def once(queue, data, key):
+        content, inline = random.randbytes(ROOM), random.randbytes(PAGE)
+        data.put(content)
+        Host.ok(queue.wait(queue.write(64, data, key)))
+        Host.ok(queue.wait(queue.write_inline(96, inline)))
+        ground.expect(64, content)
+        ground.expect(96, inline)
+        for block, right in (64, content), (96, inline):
+            data.fill(0)
+            Host.ok(queue.wait(queue.read(block, data, key, len(right))))
+            assert data.get() == right + bytes(ROOM - len(right)), "a host has read other data"
+
+    def work():
+        try:
+            with Peer() as peer:
+                host = Host(peer, ground.target)
+                host.start()
+                queue, data, is_last = host.io(), peer.buffer(ROOM), False
+                key = data.register()
+                while not is_last:
+                    is_last = over.is_set()
+                    once(queue, data, key)
+                    rounds.append(is_last)
+        except Exception as e:      # pylint: disable=broad-except
+            failed.append(e)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while not (rounds or failed):
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if failed:
+        raise Defect(f"a host in good order, after {len(rounds)} rounds: {failed[0]}")
+
+
+def beside(ground, peer, lies):
+    with honest(ground):
+        return lies(ground, peer)
+
+
+for k, f, c in (("keys that are zero", lambda *of: bad_key(*of, wire.READ, "zero"), ""),
+                ("keys of nobody", lambda *of: bad_key(*of, wire.WRITE, "foreign"), ""),
+                ("64 bytes that say 4,096 follow", short_inline, "an earlier command's data are written"),
+                ("more commands than the queue has", many, ""),
+                ("31 WRITEs of 2^24 - 1 bytes at once", much, "memory for what is larger than MDTS"),
+                ("no receive for replies", no_receives, ""),
+                ("an end during READs", lambda *of: ends_while(*of, wire.READ, "vanishes"), ""),
+                ("an end during WRITEs", lambda *of: ends_while(*of, wire.WRITE, "destroys"), "")):
+    against(f"beside a host in good order: {k}", f, size=1 << 25, known=c)(beside)
