@@ -14,6 +14,7 @@ from case import BUILD, STOCK, sh
 from nvme import File, Load, Loop, Null, Ram, mounted
 from nvme_ground import MIB, case, jobs_of, read_at, write_at
 
+TRACING = Path("/sys/kernel/tracing")
 DEPTHS = (1, 16, 64)
 KIB = 1024
 # Sizes, and what is special about their memory.
@@ -53,6 +54,22 @@ for io_queues in (1, 2):
             with Load(host.disk(), size="1m", offset="16m", cpus_allowed="0") as load:
                 ground.verify(host.disk(), null, iodepth=16, size="1m", cpus_allowed="1")
                 ground.stop(load)
+
+
+@case("I/O queues: the target's are on one completion vector after the other", links=("rxe",), traced=True)
+def vectors(ground):
+    """A target has the completions of its CQs handled by work items, and a host by softirqs."""
+    if not TRACING.is_mount():
+        sh("mount", "-t", "tracefs", "tracefs", TRACING)
+    event = TRACING / "events/rdma_core/cq_alloc/enable"
+    nvme.write(event, 1)
+    try:
+        with ground.pair(nr_io_queues=2):
+            said = (TRACING / "trace").read_text(encoding="ascii")
+    finally:
+        nvme.write(event, 0)
+    found = set(re.findall(r"cq_alloc: .*comp_vector=(\d+) poll_ctx=\w*WORKQUEUE", said))
+    assert found >= {"0", "1"}, f"the completion vectors are {found}"
 
 
 for entries in (16, 128):

@@ -16,6 +16,7 @@ MISSING = {"siw": {"stock": "Debian's kernel has no siw"},
            "checkers": {"stock": "Debian's kernel has no faults and no files of nvmet in debugfs",
                         "um-kcsan": "the kernel that looks for data races has no faults"},
            "patched": {"stock": LOST_QP.format("Debian's kernel"), "um-kcsan": LOST_QP.format("this kernel")},
+           "traced": dict.fromkeys(("um-debug", "um-kcsan"), "this kernel has no tracing"),
            "bonds": dict.fromkeys(("um-debug", "um-kcsan"), "this kernel has no bonds"),
            "plain": {"um-debug": "lockdep reports C's target, and stops"}}
 MIB = nvme.MIB
@@ -23,13 +24,13 @@ MIB = nvme.MIB
 
 class Case:
     """A case on a link. Defects are why it is not run with an end of a name, by both: ("host", "c"). It may need the
-    kernel with checkers, a plain one without, one whose rxe is patched, or one that has bonds of interfaces, be one
-    that runs only where it is named, and last for so many seconds on a busy machine."""
+    kernel with checkers, a plain one without, one whose rxe is patched, one that has bonds of interfaces, or tracing,
+    be one that runs only where it is named, and last for so many seconds on a busy machine."""
 
     def __init__(self, name, function, link, args, defects=None, checkers=False, plain=False, patched=False,
-                 bonds=False, named=False, seconds=600):
+                 bonds=False, traced=False, named=False, seconds=600):
         self.name, self.function, self.link, self.args, self.defects = name, function, link, args, defects or {}
-        words = {"checkers": checkers, "plain": plain, "patched": patched, "bonds": bonds}
+        words = {"checkers": checkers, "plain": plain, "patched": patched, "bonds": bonds, "traced": traced}
         self.needs = [link, *(word for word, needed in words.items() if needed)]
         self.named, self.seconds = named, seconds
 
