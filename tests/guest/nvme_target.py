@@ -81,6 +81,8 @@ class Target:
         self.cap = 127 | 1 << 16 | 20 << 24 | 1 << 37
         self.lie, self.request = None, None
         self.identity, self.namespace, self.nqueues = {}, {}, 0
+        # Log pages, by their ids.
+        self.logs = {}
         self.uuid = uuid.uuid4().bytes
         self.steps = 0
         peer.listen(self.addr, self.trsvcid)
@@ -166,6 +168,9 @@ class Target:
             page = self.identified(command.words[0] & 0xff, command.nsid)
             if page is None:
                 return 0, INVALID_FIELD
+            queue.give(command.sgl, page)
+            return 0, 0
+        if command.opcode == wire.GET_LOG and (page := self.logs.get(command.words[0] & 0xff)):
             queue.give(command.sgl, page)
             return 0, 0
         if command.opcode == wire.SET_FEATURES:

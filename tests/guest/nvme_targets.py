@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import random
+import struct
 import threading
 import time
 from contextlib import contextmanager
@@ -607,6 +608,25 @@ def of_two(ground, peer, prepare):
 for n in 1, 2:
     for f in "connection", "command":
         against(f"connect: the {f} of I/O queue {n} of 2 is refused", fails_queue(n, f))(of_two)
+
+# Access to namespaces is asymmetric, and that of their only group changes, for which a host waits twice as long as the
+# target says it takes, in seconds.
+ANATT = 1
+CHANGING = {76: ("B", 8), 342: ("B", ANATT), 343: ("B", 0x1f), 344: ("I", 1), 348: ("I", 1), 540: ("I", 1)}
+ANA_LOG, ANA_CHANGE = 0x0c, 0x0f
+
+
+@against("connect: access changes, and the command of I/O queue 1 of 2 is refused",
+         known="the timer of a controller that is freed")
+def changing(ground, peer):
+    def prepare(target):
+        fails_queue(1, "command")(target)
+        target.identity = CHANGING
+        target.logs[ANA_LOG] = struct.pack("<QH6xIIQB15x", 1, 1, 1, 0, 1, ANA_CHANGE)
+    said = of_two(ground, peer, prepare)
+    # A timer that is left expires.
+    time.sleep(2 * ANATT + 1)
+    return said
 
 
 def accepted_with(data):

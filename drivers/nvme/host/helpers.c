@@ -5,6 +5,7 @@
 #include <linux/module.h>
 #include <linux/nvme-rdma.h>
 #include <linux/rcupdate.h>
+#include <linux/timer.h>
 #include <net/net_namespace.h>
 
 #include "helpers.h"
@@ -90,6 +91,18 @@ void nvme_helper_put_ctrl(struct nvme_ctrl *ctrl)
 void nvme_helper_auth_stop(struct nvme_ctrl *ctrl)
 {
 	nvme_auth_stop(ctrl);
+}
+
+/*
+ * nvme_mpath_stop() does nothing where the log of ANA states was given up, and scan_work, which
+ * ends after that, may queue ana_work again. That may start the timer.
+ */
+void nvme_helper_mpath_stop(struct nvme_ctrl *ctrl)
+{
+#ifdef CONFIG_NVME_MULTIPATH
+	cancel_work_sync(&ctrl->ana_work);
+	timer_shutdown_sync(&ctrl->anatt_timer);
+#endif
 }
 
 unsigned long nvme_helper_get_virt_boundary(struct nvme_ctrl *ctrl, bool is_admin)

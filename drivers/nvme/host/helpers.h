@@ -42,6 +42,7 @@ void nvme_helper_get_ctrl(struct nvme_ctrl *ctrl);
 void nvme_helper_put_ctrl(struct nvme_ctrl *ctrl);
 void nvme_helper_synchronize_rcu_tasks(void);
 void nvme_helper_auth_stop(struct nvme_ctrl *ctrl);
+void nvme_helper_mpath_stop(struct nvme_ctrl *ctrl);
 unsigned long nvme_helper_get_virt_boundary(struct nvme_ctrl *ctrl, bool is_admin);
 void nvme_helper_reconnected(struct nvme_ctrl *ctrl);
 unsigned int nvme_helper_nr_io_queues(struct nvmf_ctrl_options *opts);

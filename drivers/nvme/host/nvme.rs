@@ -517,8 +517,11 @@ impl<T: Transport> Entry<T> {
         });
         // From then on it can only be deleted.
         if !ctrl.started.load(Acquire) {
+            // nvme-core may wait for a change of ANA states, or for the time of `fast_io_fail_tmo`.
+            ctrl.stop(cx);
             ctrl.setup(cx).end(cx);
-            // SAFETY: The caller may sleep, and is no work item. The queues are gone.
+            // SAFETY: The caller may sleep, and is no work item. The queues are gone, and the works
+            // of nvme-core were just ended: what queues them begins when the controller is live.
             unsafe { ctrl.close() };
             this.forget(&ctrl);
             if added.is_ok() {

@@ -509,7 +509,8 @@ impl<T: Transport> Controller<T> {
         unsafe { bindings::flush_work(&raw mut (*self.raw()).async_event_work) };
     }
 
-    /// Ends what nvme-core does beside commands (`nvme_stop_ctrl`), for a reset.
+    /// Ends what nvme-core does beside commands (`nvme_stop_ctrl`): before a reset, or where a new
+    /// controller is given up.
     pub(crate) fn stop(&self, _cx: &Sleepable) {
         // SAFETY: The controller is valid; the caller may sleep.
         unsafe { bindings::nvme_stop_ctrl(self.raw()) };
@@ -528,7 +529,7 @@ impl<T: Transport> Controller<T> {
         self.start_ended.notify_all();
     }
 
-    /// Closes the link and cancels the works, which nothing queues after that.
+    /// Closes the link, and ends the timer and the works, which nothing starts after that.
     ///
     /// # Safety
     ///
@@ -537,8 +538,9 @@ impl<T: Transport> Controller<T> {
     pub(super) unsafe fn close(&self) {
         // A queue that is called at this moment holds the lock.
         *self.link.ctrl.lock() = None;
-        // SAFETY: The works were initialised, and the caller may sleep, as it promises.
+        // SAFETY: Timer and works were initialised, and the caller may sleep, as it promises.
         unsafe {
+            bindings::nvme_helper_mpath_stop(self.raw());
             bindings::cancel_work_sync(self.err_work.get());
             bindings::cancel_delayed_work_sync(self.reconnect_work.get());
             bindings::cancel_work_sync(&raw mut (*self.raw()).async_event_work);
