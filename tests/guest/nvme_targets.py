@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import struct
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -731,6 +732,10 @@ def hang_up(ground, queue):
     time.sleep(1)
 
 
+def state_of(path):
+    return (path / "state").read_text(encoding="ascii").strip()
+
+
 def kind_of(command):
     return command.nsid & 0xff if command.opcode == wire.FABRICS else None
 
@@ -775,6 +780,36 @@ def in_reset(ground, peer):
         target.lie = end
         _, failed = host.beside(lambda: nvme.write(host.path() / "reset_controller", 1))
         return f"{failed or 'reset'}; {host.state()}"
+
+
+@against("deletion: in a reset, in which a scan of namespaces goes on",
+         known="the scan's next command waits for a queue that stays quiesced")
+def deleted_in_reset(ground, peer):
+    target, held, deleting = Target(peer), [], []
+    with ground.patient(PATIENCE), ground.connected(target) as host:
+        path = host.path()
+
+        def lie_to_scan(queue, command):
+            if queue.qid:
+                return False
+            if command.opcode == wire.IDENTIFY and not held:
+                held.append(command)
+                return True
+            if kind_of(command) == wire.PROPERTY_SET and command.words[1] == wire.CC:
+                target.lie = None
+                # From here on the host does not send the commands of the scan.
+                target.serve(queue, held[0], b"")
+                # A process of its own, which may never end.
+                deleting.append(subprocess.Popen(["sh", "-c", f"echo 1 >{path}/delete_controller"]))
+                nvme.until(lambda: state_of(path) == "deleting", "it is not being deleted")
+                time.sleep(1)
+            return False
+        target.lie = lie_to_scan
+        nvme.write(path / "rescan_controller", 1)
+        host.until(lambda: held, "it does not look for namespaces")
+        _, failed = host.beside(lambda: nvme.write(path / "reset_controller", 1))
+        host.beside(deleting[0].wait)
+        return f"{'not reset' if failed else 'reset'}; {host.state()}"
 
 
 # Firmware is being activated, which is told of if the host wants it. nvme-core has the controller in the state of a

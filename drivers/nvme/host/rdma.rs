@@ -1268,8 +1268,11 @@ impl Transport for Rdma {
     fn reset(ctrl: &Controller<Self>, cx: &Sleepable) {
         ctrl.stop(cx);
         Self::shutdown_ctrl(ctrl, false, cx);
-        // A deletion may have begun.
         if !ctrl.change_state(State::Connecting, cx) {
+            // A deletion has begun, which waits for the commands of a scan: they fail now.
+            let mut setup = ctrl.setup(cx);
+            setup.unquiesce_io_queues();
+            setup.unquiesce_admin_queue();
             return;
         }
         if let Err(e) = Self::setup_ctrl(ctrl, false, cx) {
