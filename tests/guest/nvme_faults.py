@@ -566,6 +566,27 @@ def deleted_new(ground):
             ground.verify(again.disk(), null, iodepth=16, size="256k")
 
 
+@case("reset as soon as it is live, 5 times", links=("rxe",))
+def reset_new(ground):
+    """Its creation may not have come to an end then."""
+    null = Null()
+    with null, ground.target(null) as target:
+        for _ in range(5):
+            host = ground.controller(target)
+            before = set(nvme.CONTROLLERS.iterdir())
+            with subprocess.Popen(["nvme", "connect", *host.words()], stdout=subprocess.DEVNULL) as connecting:
+                new, = until(lambda old=before: set(nvme.CONTROLLERS.iterdir()) - old, "there is no controller")
+                host.name = new.name
+                host.settle()
+                nvme.write(new / "reset_controller", 1)
+                status = connecting.wait(60)
+            assert status == 0, "it was not created"
+            ground.figures["resets"] += 1
+            host.settle()
+            ground.verify(host.disk(), null, iodepth=16, size="256k")
+            host.disconnect()
+
+
 @case("device removed while files of a controller are open", links=("rxe",))
 def removed_open(ground):
     """Those of the disk, of the controller and of its connection. The removal does not wait for them."""

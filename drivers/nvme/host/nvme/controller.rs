@@ -680,10 +680,12 @@ impl<T: Transport> Controller<T> {
         // keeps until it has ended. Work items run where they may sleep.
         unsafe {
             let raw = kernel::container_of!(work, bindings::nvme_ctrl, reset_work);
-            let this = Self::from_raw(raw);
-            // One that is being created is set up by who does that.
+            let (this, cx) = (Self::from_raw(raw), Sleepable::assume());
+            // One that is being created is set up by who does that, and has the lock from before it
+            // is live until it is started.
+            drop(this.setup(&cx));
             if this.started.load(Acquire) {
-                T::reset(this, &Sleepable::assume());
+                T::reset(this, &cx);
             }
         }
     }
