@@ -544,6 +544,9 @@ impl<T: Transport> Controller<T> {
             bindings::cancel_work_sync(self.err_work.get());
             bindings::cancel_delayed_work_sync(self.reconnect_work.get());
             bindings::cancel_work_sync(&raw mut (*self.raw()).async_event_work);
+            // A deletion waits for it. But `nvme_try_sched_reset` looks at the state before it
+            // queues it, and the deletion may have begun between the two.
+            bindings::cancel_work_sync(&raw mut (*self.raw()).reset_work);
         }
     }
 
