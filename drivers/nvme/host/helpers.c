@@ -157,10 +157,15 @@ int nvme_helper_begin_request(struct nvme_ctrl *ctrl, struct nvme_ns *ns, struct
 	return (__force int)status;
 }
 
-/* Connects a queue, authenticates on it, or accesses a property. */
-bool nvme_helper_is_fabrics(struct request *rq)
+/*
+ * A command that connects a queue, authenticates on it or accesses a property is not sent later:
+ * who makes the queue, or ends the controller, waits for it.
+ */
+blk_status_t nvme_helper_fail_nonready_command(struct request *rq)
 {
-	return blk_rq_is_passthrough(rq) && nvme_is_fabrics(nvme_req(rq)->cmd);
+	if (blk_rq_is_passthrough(rq) && nvme_is_fabrics(nvme_req(rq)->cmd))
+		return nvme_host_path_error(rq);
+	return nvme_fail_nonready_command(nvme_req(rq)->ctrl, rq);
 }
 
 /*

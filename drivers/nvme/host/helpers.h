@@ -31,8 +31,6 @@ u32 nvme_helper_sig_limit(void);
 /* Data of writes of so many bytes at most are copied. */
 u32 nvme_helper_copied_data_size(void);
 
-bool nvme_helper_is_fabrics(struct request *rq);
-
 void nvme_helper_init_works(struct work_struct *reset, work_func_t reset_fn,
 			    struct work_struct *err, work_func_t err_fn,
 			    struct delayed_work *reconnect, work_func_t reconnect_fn);
@@ -55,6 +53,7 @@ int nvme_helper_addr(const char *addr, const char *port, u8 ip[16], u16 *num, u3
 
 int nvme_helper_begin_request(struct nvme_ctrl *ctrl, struct nvme_ns *ns, struct request *rq,
 			      bool queue_live);
+blk_status_t nvme_helper_fail_nonready_command(struct request *rq);
 void nvme_helper_end_request(struct request *rq, __le16 status, __le64 result);
 
 unsigned int nvme_helper_rq_payload_bytes(struct request *rq);

@@ -184,8 +184,9 @@ pub(crate) enum Reason {
     Io,
     /// It cannot be sent on this path (`nvme_host_path_error`).
     Path,
-    /// The queue is closed (`nvme_fail_nonready_command`): commands of users and of nvme-core fail
-    /// on this path, and other I/O waits for the queue to be made again, or goes to another path.
+    /// The queue is closed (`nvme_fail_nonready_command`): commands of users, of nvme-core and of
+    /// fabrics fail on this path, and other I/O waits for the queue to be made again, or goes to
+    /// another path.
     Closed,
 }
 
@@ -289,7 +290,7 @@ impl Refused {
         unsafe {
             let status = match reason {
                 Reason::Path => return bindings::nvme_host_path_error(raw),
-                Reason::Closed => bindings::nvme_fail_nonready_command((*pdu(raw)).req.ctrl, raw),
+                Reason::Closed => bindings::nvme_helper_fail_nonready_command(raw),
                 Reason::Resource => RESOURCE,
                 Reason::Io => IOERR,
             };

@@ -574,7 +574,7 @@ impl<'a, T: Transport> Setup<'a, T> {
             let (ctrl, ns) = ((*pdu(rq)).req.ctrl, (*(*hctx).queue).queuedata);
             match bindings::nvme_helper_begin_request(ctrl, ns.cast(), rq, T::is_live(&queue)) {
                 BEGUN => (rq, queue),
-                NOT_READY => return bindings::nvme_fail_nonready_command(ctrl, rq),
+                NOT_READY => return bindings::nvme_helper_fail_nonready_command(rq),
                 status => return status as bindings::blk_status_t,
             }
         };
@@ -603,19 +603,13 @@ impl<'a, T: Transport> Setup<'a, T> {
         // SAFETY: Both are valid, as the caller promises, and `queue_rq` is called in an RCU
         // read-side section. The controller stays as long as the request.
         unsafe {
-            let raw = (*pdu(rq)).req.ctrl;
-            let ctrl = Controller::<T>::from_raw(raw);
+            let ctrl = Controller::<T>::from_raw((*pdu(rq)).req.ctrl);
             // A controller is made live with all its queues. But nvme-core may have done so since
             // this one was given up, as `nvme_fw_act_work` does.
             if ctrl.state() == Some(State::Live) && Self::slot(hctx).get().is_none() {
                 ctrl.link.error_recovery();
             }
-            // Such a command is not sent later: who makes the queue, or ends the controller, waits
-            // for it.
-            if bindings::nvme_helper_is_fabrics(rq) {
-                return bindings::nvme_host_path_error(rq);
-            }
-            bindings::nvme_fail_nonready_command(raw, rq)
+            bindings::nvme_helper_fail_nonready_command(rq)
         }
     }
 
