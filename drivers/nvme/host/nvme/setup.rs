@@ -256,8 +256,10 @@ impl<'a, T: Transport> Setup<'a, T> {
         self.cancel_tagset(cx);
         // INVARIANT: It is removed below.
         self.sets.io = false;
-        // SAFETY: The set was allocated, and no request of it is in flight: none begins either, as
-        // only Connect uses it without namespaces, which this would send.
+        // SAFETY: The set was allocated, and no request of it is in flight: none begins either.
+        // Without namespaces only Connect uses it, which this would send, and authentication: that
+        // of a setup has ended with it, and another one only begins while the controller is live,
+        // and was ended by `nvme_stop_ctrl`.
         unsafe {
             bindings::nvme_remove_io_tag_set(self.raw());
             (*self.raw()).tagset = ptr::null_mut();
