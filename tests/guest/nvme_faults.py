@@ -22,12 +22,13 @@ RECONNECTS = 5
 
 
 @contextmanager
-def loaded(ground, null=None, stop=True, **options):
-    """A pair, and a load on its disk, which goes on through the fault, or which that ends; then all is verified."""
+def loaded(ground, null=None, stop=True, job=None, **options):
+    """A pair, and a load on its disk, which goes on through the fault, or which that ends; then all is verified. The
+    job of the load may be another one."""
     null = null or Null()
     options = {"reconnect_delay": DELAY, "ctrl_loss_tmo": 600, **options}
     with ground.pair(null, **options) as (target, host):
-        with Load(host.disk(), size="1m", offset="16m") as load:
+        with Load(host.disk(), **{"size": "1m", "offset": "16m", **(job or {})}) as load:
             yield target, host, load
             if stop:
                 flowing(host)
@@ -50,6 +51,27 @@ def reset(ground):
             host.reset()
             ground.figures["resets"] += 1
             flowing(host)
+
+
+# A load whose completions its threads poll for, on queues of their own.
+POLLED = {"ioengine": "io_uring", "hipri": 1}
+
+
+@case("reset, port disabled and enabled, and disconnected while I/O is polled for", links=("rxe",))
+def polled(ground):
+    with loaded(ground, job=POLLED, stop=False, nr_poll_queues=1) as (target, host, load):
+        host.reset()
+        ground.figures["resets"] += 1
+        flowing(host)
+        target.disable()
+        host.settle("connecting")
+        target.enable()
+        host.settle()
+        ground.figures["reconnects"] += 1
+        flowing(host)
+        host.disconnect()
+        ground.broken(load)
+        host.connect()
 
 
 @case(f"reset without load, {RESETS} times", links=("rxe", "siw"))
