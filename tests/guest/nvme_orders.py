@@ -3,6 +3,8 @@
 
 import struct
 import subprocess
+import threading
+import time
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import permutations
 from pathlib import Path
@@ -145,6 +147,119 @@ def unload_open_single(ground):
     with single_path(ground):
         for path_of in FILES.values():
             unload_open(ground, path_of, True)
+
+
+@contextmanager
+def connecting(host):
+    """Connects in a process of its own, and gives that once there is a controller."""
+    assert not list(nvme.CONTROLLERS.iterdir()), "there is another controller"
+    words = ["nvme", "connect", *host.words()]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        new, = until(lambda: list(nvme.CONTROLLERS.iterdir()) or process.poll(), "there is no controller")
+        host.name = new.name
+        yield process
+        process.wait(120)
+
+
+@contextmanager
+def without_device(target):
+    """Removes the device of both ends, and makes it anew."""
+    sh("rdma", "link", "delete", "rxe0")
+    yield
+    sh("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rdma0")
+    target.disable()
+    target.enable()
+
+
+@case("device removed while a controller is created, at 6 moments", links=("rxe",))
+def removed_new(ground):
+    """It is not created, or is deleted: or, as in C, it is live and not yet listed, and is given up soon."""
+    null = Null()
+    with null, ground.target(null) as target:
+        for n in range(6):
+            host = ground.controller(target, reconnect_delay=1, ctrl_loss_tmo=3)
+            with connecting(host):
+                time.sleep(n / 40)
+                with without_device(target):
+                    until(lambda: not list(nvme.CONTROLLERS.iterdir()), "the controller is still there", 120)
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
+@case("device removed between two attempts to connect again", links=("rxe",),
+      defects={("host", "c"): "remove_one() reads the device of a controller that has none, which may be freed"})
+def removed_between(ground):
+    """The controller has no queue, and none for long."""
+    null = Null()
+    with null, ground.target(null) as target:
+        with ground.controller(target, reconnect_delay=600, ctrl_loss_tmo=3600) as host:
+            target.disable()
+            host.settle("connecting")
+            with without_device(target):
+                until(lambda: host.state() == "gone", "the controller of a deleted device is still there")
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
+def unload_busy(ground, moment):
+    """In Rust the module is in use. C's deletes a controller, unless nvme-fabrics is just creating it."""
+    module, null = nvme.HOSTS[ground.host], Null()
+    with null, ground.target(null) as target:
+        host = ground.controller(target, reconnect_delay=1, ctrl_loss_tmo=600)
+        with ExitStack() as stack:
+            process = stack.enter_context(connecting(host))
+            if moment != "created":
+                assert process.wait(120) == 0, "it is not connected"
+                host.settle()
+            if moment == "reset":
+                stack.enter_context(subprocess.Popen(["nvme", "reset", f"/dev/{host.name}"], stderr=subprocess.DEVNULL))
+            elif moment == "connecting again":
+                target.disable()
+                host.settle("connecting")
+            used = in_use(module)
+            assert used or ground.host == "c", "it was unloaded, with a controller"
+            if moment == "connecting again":
+                target.enable()
+        if used:
+            host.settle()
+            ground.verify(host.disk(), null, iodepth=16, size="256k")
+            host.disconnect()
+            unloaded(module)
+        nvme.load(ground.host, None)
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k", randseed=2)
+
+
+WARNS = "WARN_ON_ONCE() in nvme_rdma_reset_ctrl_work(): the deletion begins between its two changes of the state"
+for when, why in ("created", ""), ("reset", WARNS), ("connecting again", ""):
+    case(f"unloaded while a controller is {when}", when, links=("rxe",), defects=why and {("host", "c"): why})(unload_busy)
+
+LOADS = 20
+
+
+@case(f"connected and disconnected while the module is unloaded and loaded, {LOADS} times", links=("rxe",))
+def unload_loop(ground):
+    """A connection is one of the module that is there, or is refused."""
+    module, null = nvme.HOSTS[ground.host], Null()
+
+    def reload():
+        loads = 0
+        while loads < LOADS:
+            if not subprocess.run(["rmmod", module], capture_output=True, check=False).returncode:
+                nvme.insert(module)
+                loads += 1
+
+    with null, ground.target(null) as target:
+        host = ground.controller(target, nr_io_queues=1, reconnect_delay=1, ctrl_loss_tmo=600)
+        loader = threading.Thread(target=reload)
+        loader.start()
+        while loader.is_alive():
+            for words in (("connect", *host.words()), ("disconnect", f"--nqn={target.nqn}")):
+                subprocess.run(["nvme", *words], capture_output=True, check=False)
+        loader.join()
+        nvme.load(ground.host, None)
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
 
 
 STEPS = ("device", "port", "module")
