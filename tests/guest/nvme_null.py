@@ -5,6 +5,7 @@ import subprocess
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import faults
 import null
 import nvme
 from nvme import Load, Null, until
@@ -54,15 +55,27 @@ def near(ground):
         assert said == node, f"the node is {said} and not {node}"
 
 
-@case("requests are refused while a queue is set up", links=("null",))
-def refused(ground):
-    """One after the other, from the first receive of the host to the registration and the SEND of Connect."""
+# What the crate says of a request that was refused so.
+UNKNOWN = "a driver did not say which request it refused"
+
+
+def refused(ground, how):
+    """One after the other, from the first receive of the host to the registration and the SEND of Connect. A target in
+    Rust whose device does not say which SEND it refused waits for that for ever: none of its are."""
+    faults.says(f"rdma-rs allows: {UNKNOWN}")
     with device(ground) as (lossy, target, backing):
-        for after in (0, 40, 65, 66):
-            lossy.write("inject", f"refuse {after} 5")
+        for after in (0, 40, 65, 66) if how == "refuse" else (0, 40, 65):
+            lossy.write("inject", f"{how} {after} 5")
             fails(ground, target)
             until(lambda: not lossy.qps(), "there are QPs still")
         verified(ground, target, backing)
+
+
+# The device refuses a request; without a word about which one of a chain it was; or posts it nevertheless.
+REFUSALS = {"refuse": "are refused", "mute": "are refused without a word about which",
+            "lapse": "are refused, and posted nevertheless,"}
+for refusal, words in REFUSALS.items():
+    case(f"requests {words} while a queue is set up", refusal, links=("null",))(refused)
 
 
 # A QP by its number: of the admin queue at the host and at the target, and then of the other queue.
@@ -95,9 +108,9 @@ def host_lost(ground):
     queue_lost(ground, HOST, "4k")
 
 
-@case("a host's queue stops completing, and the host connects again", links=("null",), defects={("host", "c"): WAITS})
-def host_lost_again(ground):
-    """By itself, when an I/O has timed out: after a minute for the drain, and one for the end of the QP."""
+def host_lost_again(ground, what):
+    """By itself, when an I/O has timed out: where nothing completes, after a minute for the drain, and one for the end
+    of the QP."""
     nvme.write("/proc/sys/kernel/hung_task_timeout_secs", 240)
     with device(ground) as (lossy, target, backing):
         with ground.controller(target, nr_io_queues=1, reconnect_delay=1, ctrl_loss_tmo=600) as host, \
@@ -107,13 +120,37 @@ def host_lost_again(ground):
             before = set(lossy.qps())
             qps = sorted(before, key=int)
             assert len(qps) == 4, qps
-            lossy.write(f"{qps[HOST]}/inject", "hold")
+            lossy.write(f"{qps[HOST]}/inject", what)
             until(lambda: len(lossy.qps()) == 4 and not before & set(lossy.qps()) and host.state() == "live",
                   "the host has not connected again", 400)
             ground.figures["reconnects"] += 1
             flowing(host)
             ground.stop(load)
             ground.verify(host.disk(), backing, iodepth=16, size="256k", randseed=3)
+
+
+case("a host's queue stops completing, and the host connects again", "hold", links=("null",),
+     defects={("host", "c"): WAITS})(host_lost_again)
+case("a host's queue loses a completion, and the host connects again", "vanish", links=("null",))(host_lost_again)
+
+
+def refused_loaded(ground, how):
+    """A host may connect again for it, or send the request again."""
+    faults.says(f"rdma-rs allows: {UNKNOWN}")
+    with device(ground) as (lossy, target, backing):
+        with ground.controller(target, nr_io_queues=1, reconnect_delay=1, ctrl_loss_tmo=600) as host, \
+                Load(host.disk(), size="1m", offset="16m") as load:
+            for _ in range(3):
+                host.settle()
+                # Of the last queue, beside those that have not gone yet.
+                lossy.write(f"{sorted(lossy.qps(), key=int)[HOST - 4]}/inject", f"{how} 50")
+                flowing(host)
+            ground.stop(load)
+            ground.verify(host.disk(), backing, iodepth=16, size="256k", randseed=3)
+
+
+for refusal, words in REFUSALS.items():
+    case(f"requests {words} under load, 3 times", refusal, links=("null",))(refused_loaded)
 
 
 @case("a target's queue with unsignaled responses completes nothing any more", links=("null",),
