@@ -237,7 +237,8 @@ for when, why in ("created", ""), ("reset", WARNS), ("connecting again", ""):
 LOADS = 20
 
 
-@case(f"connected and disconnected while the module is unloaded and loaded, {LOADS} times", links=("rxe",))
+@case(f"connected and disconnected while the module is unloaded and loaded, {LOADS} times", links=("rxe",),
+      defects={("host", "c"): "the kernel panics: nvme_keep_alive_work() has a controller of the unloaded module"})
 def unload_loop(ground):
     """A connection is one of the module that is there, or is refused."""
     module, null = nvme.HOSTS[ground.host], Null()
