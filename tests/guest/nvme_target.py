@@ -5,6 +5,7 @@ import struct
 import uuid
 
 import nvme_wire as wire
+from nvme_chap import Chap
 from peer import READ, RECEIVE, SUCCESS, WRITE, PeerError
 from rping import ADDR, ports
 
@@ -26,7 +27,7 @@ class Queue:
         # What SENDs have that have not completed, by its place, and what none has.
         self.sending, self.idle = {}, []
         self.data = [self.peer.buffer(LARGEST) for _ in range(4)]
-        self.closed, self.pending = "", []
+        self.closed, self.pending, self.chap = "", [], None
 
     def post(self, buffer):
         try:
@@ -67,15 +68,27 @@ class Queue:
                 return done.status, buffer.get(length) if how == "read" else b""
             self.pending.append(done)
 
+    def written(self, command, data, length):
+        """So many bytes that a command writes, which have come with it or are read; None if they are not."""
+        if command.sgl[15] == wire.INLINE:
+            return data[wire.CAPSULE:wire.CAPSULE + length]
+        addr, _, key, _ = wire.entry(command.sgl)
+        status, data = self.access("read", addr, length, key)
+        if status:
+            self.closed = f"status {status}"
+            return None
+        return data
+
 
 class Target:
     """A subsystem with a namespace, whose content is in `disk`.
 
-    lie: what is called with the queue and the command first; it returns whether it has dealt with it."""
+    lie: what is called with the queue and the command first; it returns whether it has dealt with it.
+    keys: those of the host and of the target, if each queue is to be authenticated."""
 
-    def __init__(self, peer, io_depth=32):
+    def __init__(self, peer, io_depth=32, keys=()):
         self.peer, self.addr, self.trsvcid, self.nqn = peer, ADDR, str(next(ports)), f"rdma-rs-lies-{next(ports)}"
-        self.backings, self.queues, self.io_depth = (), {}, io_depth
+        self.backings, self.queues, self.io_depth, self.keys = (), {}, io_depth, keys
         self.disk = bytearray(BLOCK * BLOCKS)
         self.cc, self.csts, self.events = 0, 0, []
         self.cap = 127 | 1 << 16 | 20 << 24 | 1 << 37
@@ -140,7 +153,7 @@ class Target:
         """Does what a command asks for, and replies."""
         key = wire.entry(command.sgl)[2] if command.sgl[15] == wire.KEYED_INVALIDATE else 0
         if command.opcode == wire.FABRICS:
-            result, status = self.fabrics(command)
+            result, status = self.fabrics(queue, command, data)
         elif queue.qid == 0:
             if command.opcode == wire.ASYNC_EVENT:
                 self.events.append(command.cid)
@@ -151,8 +164,10 @@ class Target:
         if result is not None:
             queue.reply(command.cid, result, status, key)
 
-    def fabrics(self, command):
+    def fabrics(self, queue, command, data):
         kind, offset = command.nsid & 0xff, command.words[1]
+        if self.keys and kind in (wire.CONNECT, wire.AUTH_SEND, wire.AUTH_RECEIVE):
+            return self.authentication(queue, command, data)
         if kind == wire.CONNECT:
             return CNTLID, 0
         if kind == wire.PROPERTY_SET:
@@ -162,6 +177,20 @@ class Target:
             return 0, 0
         registers = {wire.CAP: self.cap, wire.VS: 0x10300, wire.CC: self.cc, wire.CSTS: self.csts}
         return registers.get(offset, 0), 0
+
+    def authentication(self, queue, command, data):
+        kind = command.nsid & 0xff
+        if kind == wire.AUTH_RECEIVE:
+            queue.give(command.sgl, queue.chap.say())
+            return 0, 0
+        data = queue.written(command, data, wire.entry(command.sgl)[1])
+        if data is None:
+            return None, 0
+        if kind == wire.AUTH_SEND:
+            queue.chap.hear(data)
+            return 0, 0
+        queue.chap = Chap(self.keys, *wire.names(data))
+        return CNTLID | wire.AUTHREQ, 0
 
     def admin(self, queue, command):
         if command.opcode == wire.IDENTIFY:
@@ -216,15 +245,10 @@ class Target:
         if command.opcode == wire.READ:
             queue.give(command.sgl, bytes(self.disk[at:at + length]))
         elif command.opcode == wire.WRITE:
-            if command.sgl[15] == wire.INLINE:
-                self.disk[at:at + length] = data[wire.CAPSULE:wire.CAPSULE + length]
-            else:
-                addr, _, key, _ = wire.entry(command.sgl)
-                status, data = queue.access("read", addr, length, key)
-                if status:
-                    queue.closed = f"status {status}"
-                    return None, 0
-                self.disk[at:at + length] = data
+            data = queue.written(command, data, length)
+            if data is None:
+                return None, 0
+            self.disk[at:at + length] = data
         elif command.opcode != wire.FLUSH:
             return 0, INVALID_FIELD
         return 0, 0

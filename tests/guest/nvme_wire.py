@@ -7,7 +7,9 @@ from collections import namedtuple
 CAPSULE, COMPLETION, CONNECT_DATA = 64, 16, 1024
 FLUSH, WRITE, READ, FABRICS = 0, 1, 2, 0x7f
 GET_LOG, IDENTIFY, SET_FEATURES, ASYNC_EVENT, KEEP_ALIVE = 2, 6, 9, 12, 0x18
-PROPERTY_SET, CONNECT, PROPERTY_GET = 0, 1, 4
+PROPERTY_SET, CONNECT, PROPERTY_GET, AUTH_SEND, AUTH_RECEIVE = 0, 1, 4, 5, 6
+# In the result of Connect: authentication is required.
+AUTHREQ = 1 << 17
 # Registers.
 CAP, VS, CC, CSTS, NSSR = 0, 8, 0x14, 0x1c, 0x20
 # The controller may reset its subsystem by the last of them.
@@ -59,6 +61,11 @@ def connect(cid, qid, depth, sgl, kato=0, recfmt=0):
 
 def connect_data(subsystem, host, cntlid=0xffff, hostid=bytes(range(16))):
     return struct.pack("<16sH238x256s256s256x", hostid, cntlid, subsystem.encode(), host.encode())
+
+
+def names(data):
+    """Of the data of Connect: the names of the subsystem and of the host."""
+    return tuple(name.rstrip(b"\0") for name in struct.unpack("<256x256s256s256x", data))
 
 
 def prop(kind, cid, offset, value=0):
