@@ -9,12 +9,13 @@ import struct
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import nvme
+import nvme_chap
 import nvme_wire as wire
-from case import sh
+from case import STOCK, sh
 from nvme_lies import Defect, lie
 from nvme_target import BLOCK, Target
 from peer import PAGE, Peer
@@ -870,3 +871,117 @@ def one_path(ground, peer):
         # Some attempts have failed.
         host.serve(6)
         return f"{word(host.io(wire.READ))}, {host.state()}"
+
+
+# Authentication, of the host and of the target, on each queue.
+
+# In how many seconds a host is to have connected again.
+BACK = 100 if STOCK else 45
+
+
+def with_secrets(peer):
+    """A target that authenticates, and the options of a host that it lets in."""
+    secrets = nvme_chap.secret(), nvme_chap.secret()
+    target = Target(peer, keys=tuple(it.key for it in secrets))
+    return target, {"dhchap_secret": secrets[0].text, "dhchap_ctrl_secret": secrets[1].text}
+
+
+def at_stage(target, qid, stage, function):
+    """Has a function called with a queue when the command for that message has come, which is not answered."""
+    def look(queue, command):
+        kind = kind_of(command)
+        if queue.qid != qid or kind not in (wire.AUTH_SEND, wire.AUTH_RECEIVE):
+            return False
+        queue.chap.wrong = stage == "failure2"
+        if queue.chap.stage(kind == wire.AUTH_SEND) != stage:
+            return False
+        target.lie = None
+        function(queue)
+        return True
+    target.lie = look
+
+
+def authenticate(host):
+    """Has a live host authenticate all queues once more."""
+    path, options = host.path() / "dhchap_secret", host.controller.options
+    _, failed = host.beside(lambda: nvme.write(path, options["dhchap_secret"]))
+    assert not failed, failed
+
+
+def state_now(host):
+    return (host.path() / "state").read_text(encoding="ascii").strip()
+
+
+def connects_again(host, admin):
+    """Serves until a host is live by another admin queue than that."""
+    end = time.monotonic() + BACK
+    while host.target.queue(0) is admin or state_now(host) != "live":
+        if time.monotonic() > end:
+            raise Defect(f"{state_now(host)} for more than {BACK} s")
+        host.serve(0.05)
+    return f"{word(host.io(wire.READ))}, {host.state()}"
+
+
+@against("authentication: in good order, and again")
+def authenticated(ground, peer):
+    target, options = with_secrets(peer)
+    with ground.connected(target, **options) as host:
+        authenticate(host)
+        queues = list(target.queues.values())
+        host.until(lambda: all(queue.chap.passed == 2 for queue in queues), "it is not authenticated again")
+        return f"{word(host.io(wire.READ))}, {host.state()}"
+
+
+def ends_at(ground, peer, qid, stage):
+    """What was sent is sent again, and if it cannot be, so is failure2."""
+    target, options = with_secrets(peer)
+    at_stage(target, qid, stage, lambda queue: hang_up(ground, queue))
+    with ground.patient(PATIENCE), ground.connected(target, may_fail=True, **options) as host:
+        assert not target.lie, f"it has not come to {stage}"
+        return host.failed or f"connected, {host.state()}"
+
+
+for n, w, f in ((0, "admin", ("challenge", "reply", "success2", "failure2")), (1, "I/O", ("reply", "success2"))):
+    for m in f:
+        against(f"authentication: the {w} queue ends at {m}", n, m,
+                known="in that state no error recovery begins")(ends_at)
+
+
+WAITS = "{} waits for a command that waits for its end"
+
+
+def ends_again(ground, peer, qid, function):
+    target, options = with_secrets(peer)
+    with ground.connected(target, ctrl_loss_tmo=600, **options) as host:
+        target.request, admin = None, target.queue(0)
+        at_stage(target, qid, "reply", lambda queue: function(ground, queue))
+        authenticate(host)
+        host.until(lambda: not target.lie, "it does not authenticate again")
+        return connects_again(host, admin)
+
+
+against("authentication again: the admin queue ends at reply", 0, hang_up,
+        known=WAITS.format("error recovery"))(ends_again)
+against("authentication again: the I/O queue ends at reply", 1, hang_up,
+        known=WAITS.format("error recovery"))(ends_again)
+against("authentication again: silence at reply", 0, lambda ground, queue: None,
+        known=WAITS.format("error recovery"))(ends_again)
+
+
+@against("authentication again: the admin queue ends at reply, in a reset", known=WAITS.format("the reset"))
+def ends_in_reset(ground, peer):
+    target, options = with_secrets(peer)
+    with ground.connected(target, ctrl_loss_tmo=600, **options) as host:
+        target.request, admin = None, target.queue(0)
+        at_stage(target, 0, "reply", lambda queue: None)
+        authenticate(host)
+        host.until(lambda: not target.lie, "it does not authenticate again")
+
+        def reset():
+            # Of no interest: the state is.
+            with suppress(OSError):
+                nvme.write(host.path() / "reset_controller", 1)
+        threading.Thread(target=reset, daemon=True).start()
+        host.until(lambda: state_now(host) == "resetting", "it is not reset")
+        hang_up(ground, admin)
+        return connects_again(host, admin)
