@@ -296,13 +296,16 @@ class HostGround:
 
     @staticmethod
     @contextmanager
-    def patient(seconds):
-        """Has the admin commands of new controllers time out after so long."""
-        nvme.write(TIMEOUTS / "admin_timeout", seconds)
+    def patient(seconds, *others):
+        """Has the admin commands of new controllers time out after so long, and those of these parameters."""
+        names = ("admin_timeout", *others)
+        for name in names:
+            nvme.write(TIMEOUTS / name, seconds)
         try:
             yield
         finally:
-            nvme.write(TIMEOUTS / "admin_timeout", TIMEOUT)
+            for name in names:
+                nvme.write(TIMEOUTS / name, TIMEOUT)
 
     def connected(self, target, **how):
         return Connected(self, target, **how)

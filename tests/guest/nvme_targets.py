@@ -936,7 +936,7 @@ def ends_at(ground, peer, qid, stage):
     """What was sent is sent again, and if it cannot be, so is failure2."""
     target, options = with_secrets(peer)
     at_stage(target, qid, stage, lambda queue: hang_up(ground, queue))
-    with ground.patient(PATIENCE), ground.connected(target, may_fail=True, **options) as host:
+    with ground.patient(PATIENCE, "io_timeout"), ground.connected(target, may_fail=True, **options) as host:
         assert not target.lie, f"it has not come to {stage}"
         return host.failed or f"connected, {host.state()}"
 
