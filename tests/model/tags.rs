@@ -332,12 +332,35 @@ fn what_was_refused_in_part_waits_for_the_last_sweep() {
     });
 }
 
+/// As `struct completion`, completed many times.
+#[derive(Default)]
+struct Freed(Mutex<u32>, Condvar);
+
+impl Freed {
+    fn complete(&self) {
+        *self.0.lock().unwrap() += 1;
+        self.1.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut done = self.0.lock().unwrap();
+        while *done == 0 {
+            done = self.1.wait(done).unwrap();
+        }
+        *done -= 1;
+    }
+
+    fn reset(&self) {
+        *self.0.lock().unwrap() = 0;
+    }
+}
+
 /// A table of two tags.
 struct Table {
     word: BitmapWord,
     parts: [UnsafeCell<u32>; 2],
     locked: Mutex<Locked>,
-    freed: Condvar,
+    freed: Freed,
     /// Written when it is freed.
     memory: UnsafeCell<bool>,
 }
@@ -355,7 +378,7 @@ impl Table {
             word: BitmapWord::new(2),
             parts: [UnsafeCell::new(0), UnsafeCell::new(0)],
             locked: Mutex::default(),
-            freed: Condvar::new(),
+            freed: Freed::default(),
             memory: UnsafeCell::new(true),
         })
     }
@@ -398,7 +421,7 @@ impl Table {
         let mut locked = self.locked.lock().unwrap();
         self.word.put_locked(1 << tag);
         if locked.waiters > 0 {
-            self.freed.notify_all();
+            self.freed.complete();
         }
         let last = locked.ended && self.word.free() == 2;
         drop(locked);
@@ -419,11 +442,14 @@ impl Table {
             if let Some(tag) = self.take() {
                 break tag;
             }
-            locked = self.freed.wait(locked).unwrap();
+            drop(locked);
+            self.freed.wait();
+            locked = self.locked.lock().unwrap();
         };
         locked.waiters -= 1;
         if locked.waiters == 0 {
             self.word.set_locked(false);
+            self.freed.reset();
         }
         tag
     }
@@ -541,6 +567,32 @@ fn waiter_is_woken() {
         table.touch(tag);
         holder.join().unwrap();
         table.put(tag);
+        table.put(tags[1]);
+        assert_eq!(table.word.free(), 2);
+    });
+}
+
+/// A tag that is put wakes one of those that wait, which puts its own. Only orders in which few
+/// threads are interrupted.
+#[test]
+fn both_waiters_are_woken() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let table = Table::new();
+        let tags = [table.take().unwrap(), table.take().unwrap()];
+        let waiters = [0, 1].map(|_| {
+            let table = table.clone();
+            thread::spawn(move || {
+                let tag = table.wait();
+                table.touch(tag);
+                table.put(tag);
+            })
+        });
+        table.put(tags[0]);
+        for waiter in waiters {
+            waiter.join().unwrap();
+        }
         table.put(tags[1]);
         assert_eq!(table.word.free(), 2);
     });

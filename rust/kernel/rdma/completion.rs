@@ -60,18 +60,29 @@ impl Completion {
         }
     }
 
-    /// As [`Completion::wait_timeout`], but fails with `ERESTARTSYS` when the task is killed
-    /// (`wait_for_completion_killable_timeout`).
-    pub(crate) fn wait_killable_timeout(&self, ms: u32, _cx: &Sleepable) -> Result<bool> {
+    /// As [`Completion::wait_timeout`], but fails with `ERESTARTSYS` when the task is killed.
+    pub(crate) fn wait_killable_timeout(&self, ms: u32, cx: &Sleepable) -> Result<bool> {
+        Ok(self.wait_killable(msecs_to_jiffies(ms), cx)? != 0)
+    }
+
+    /// Waits for at most so many jiffies (`wait_for_completion_killable_timeout`). Returns how many
+    /// are left, which is none only if the completion has not completed. Fails with `ERESTARTSYS`
+    /// when the task is killed.
+    pub(crate) fn wait_killable(&self, jiffies: Jiffies, _cx: &Sleepable) -> Result<Jiffies> {
+        // SAFETY: The completion is initialised and pinned; the token proves that this may sleep.
+        let left =
+            unsafe { bindings::wait_for_completion_killable_timeout(self.inner.get(), jiffies) };
+        Jiffies::try_from(left).map_err(|_| ERESTARTSYS)
+    }
+
+    /// As [`Completion::wait_killable`], but fails when a signal is pending
+    /// (`wait_for_completion_interruptible_timeout`).
+    pub(crate) fn wait_interruptible(&self, jiffies: Jiffies, _cx: &Sleepable) -> Result<Jiffies> {
         // SAFETY: The completion is initialised and pinned; the token proves that this may sleep.
         let left = unsafe {
-            bindings::wait_for_completion_killable_timeout(self.inner.get(), msecs_to_jiffies(ms))
+            bindings::wait_for_completion_interruptible_timeout(self.inner.get(), jiffies)
         };
-        match left {
-            0 => Ok(false),
-            1.. => Ok(true),
-            _ => Err(ERESTARTSYS),
-        }
+        Jiffies::try_from(left).map_err(|_| ERESTARTSYS)
     }
 }
 

@@ -24,7 +24,11 @@ use crate::{
 use kernel::{
     new_spinlock_irq,
     prelude::*,
-    sync::SpinLockIrq, //
+    sync::SpinLockIrq,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 use rdma::{
     prelude::*,
@@ -50,6 +54,8 @@ use rdma_null::{
 const COUNT: u32 = 4;
 const BITS: u32 = 4;
 const LEN: usize = 8;
+/// The number of threads that wait for a tag.
+const WAITERS: i32 = 6;
 
 /// The time, in microseconds, that a post waits for another one which does not come.
 const WINDOW: u32 = 100_000;
@@ -950,23 +956,55 @@ mod tests {
         ends.all_free(1)
     }
 
+    /// By either wait. Each holds the tag for a while, so that others wait.
+    #[test]
+    fn tag_goes_from_waiter_to_waiter() -> Result {
+        let ends = Ends::<Workqueue>::with(1)?;
+        let (tag, got) = (ends.tags.take()?, Counter::new()?);
+        for n in 0..WAITERS {
+            let (tags, gets) = (ends.tags.clone(), got.clone());
+            ends.null.env.client.spawn(GFP_KERNEL, move |cx| {
+                let tag = match n % 2 {
+                    0 => tags.wait(100_000, cx),
+                    _ => tags.wait_killable(cx),
+                };
+                fsleep(Delta::from_millis(1));
+                if tag.is_ok() {
+                    gets.up();
+                }
+                drop(tag);
+                drop(tags);
+                gets.up();
+            })?;
+        }
+        drop(tag);
+        ends.wait(|| got.get() == 2 * WAITERS)?;
+        ends.all_free(1)
+    }
+
     /// The error is that of the ULP, also if it is the one of `take()` where no tag is free.
     #[test]
-    fn waiter_fails_when_the_table_is_closed() -> Result {
+    fn waiters_fail_when_the_table_is_closed() -> Result {
         for error in [ECONNRESET, EAGAIN] {
             let ends = Ends::<Workqueue>::with(1)?;
             let held = ends.tags.take()?;
-            let (tags, failed) = (ends.tags.clone(), Counter::new()?);
-            let fails = failed.clone();
-            ends.null.env.client.spawn(GFP_KERNEL, move |cx| {
-                if matches!(tags.wait(100_000, cx), Err(e) if e == error) {
+            let failed = Counter::new()?;
+            for n in 0..WAITERS {
+                let (tags, fails) = (ends.tags.clone(), failed.clone());
+                ends.null.env.client.spawn(GFP_KERNEL, move |cx| {
+                    let tag = match n % 2 {
+                        0 => tags.wait(100_000, cx),
+                        _ => tags.wait_killable(cx),
+                    };
+                    if matches!(tag, Err(e) if e == error) {
+                        fails.up();
+                    }
+                    drop(tags);
                     fails.up();
-                }
-                drop(tags);
-                fails.up();
-            })?;
+                })?;
+            }
             ends.tags.close(error);
-            ends.wait(|| failed.get() == 2)?;
+            ends.wait(|| failed.get() == 2 * WAITERS)?;
             drop(held);
         }
         Ok(())

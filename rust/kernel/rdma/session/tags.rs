@@ -59,6 +59,7 @@ mod state;
 mod turns;
 
 use crate::{
+    completion::Completion,
     context::Context,
     cqe::{
         self,
@@ -90,6 +91,11 @@ use core::{
 use header::Header;
 use kernel::{
     sync,
+    task::MAX_SCHEDULE_TIMEOUT,
+    time::{
+        msecs_to_jiffies,
+        Jiffies, //
+    },
     types::NotThreadSafe, //
 };
 use state::{
@@ -955,10 +961,22 @@ impl<X: Exchange> Tags<X> {
     /// Takes a free tag, and waits up to `timeout_ms` milliseconds for one. Fails with `ETIMEDOUT`,
     /// with `ERESTARTSYS` if a signal is pending, or with the error of [`Tags::close`].
     pub fn wait(&self, timeout_ms: u32, cx: &Sleepable) -> Result<Tag<X>> {
+        let jiffies = msecs_to_jiffies(timeout_ms);
+        self.wait_by(Completion::wait_interruptible, jiffies, cx)
+    }
+
+    /// As [`Tags::wait`], but without a limit, and only the end of the task ends it early: for
+    /// requests of file systems, whose callers know of no signal that is not fatal.
+    pub fn wait_killable(&self, cx: &Sleepable) -> Result<Tag<X>> {
+        let forever = MAX_SCHEDULE_TIMEOUT as Jiffies;
+        self.wait_by(Completion::wait_killable, forever, cx)
+    }
+
+    fn wait_by(&self, wait: header::Wait, jiffies: Jiffies, cx: &Sleepable) -> Result<Tag<X>> {
         match self.take() {
             // SAFETY: The header has just given this tag to this call, and gives it to no other
             // until it is put.
-            Err(EAGAIN) => Ok(unsafe { self.tag(self.0.header.wait(timeout_ms, cx)?) }),
+            Err(EAGAIN) => Ok(unsafe { self.tag(self.0.header.wait(wait, jiffies, cx)?) }),
             taken => taken,
         }
     }

@@ -13,7 +13,7 @@ use crate::{
         AtomicI32,
         Ordering, //
     },
-    completion::wait_event,
+    completion::Completion,
     cq,
     prelude::internal::*,
     qp::{
@@ -22,7 +22,13 @@ use crate::{
     },
     qp_id::QpId, //
 };
-use kernel::sync;
+use kernel::{
+    sync,
+    time::Jiffies, //
+};
+
+/// A wait of a [`Completion`], which tells what ends it.
+pub(super) type Wait = fn(&Completion, Jiffies, &Sleepable) -> Result<Jiffies>;
 
 /// The initialiser of a [`Header`]: what may fail was done.
 pub(super) struct HeaderInit {
@@ -66,7 +72,7 @@ impl HeaderInit {
                 // The `Tags`, and the keeper.
                 handles: 2,
             }),
-            freed <- kernel::new_condvar!(),
+            freed <- Completion::new(),
         });
         // SAFETY: The slot is valid and pinned, as the caller promises.
         unsafe { pin_init::raw_init(slot, init) };
@@ -92,8 +98,9 @@ pub(super) struct Header {
     count: usize,
     #[pin]
     lock: sync::SpinLockIrq<Locked>,
+    /// Completed, under the lock, for each tag that is put while threads wait.
     #[pin]
-    freed: sync::CondVar,
+    freed: Completion,
 }
 
 struct Locked {
@@ -149,9 +156,9 @@ impl Header {
         let (errno, relaxed) = (error.to_errno(), Ordering::Relaxed);
         let closed = (self.closed).compare_exchange(0, errno, relaxed, relaxed);
         if closed.is_ok() {
-            // A thread that waits has looked before this, and holds the lock until it can be woken.
-            drop(self.lock.lock());
-            self.freed.notify_all();
+            // A thread that has not seen this is counted when the lock is free.
+            let locked = self.lock.lock();
+            (0..locked.waiters).for_each(|_| self.freed.complete());
         }
     }
 
@@ -190,22 +197,33 @@ impl Header {
         }
     }
 
-    /// Takes a free tag, for which this waits.
-    pub(super) fn wait(&self, timeout_ms: u32, cx: &Sleepable) -> Result<usize> {
+    /// Takes a free tag, for which this waits at most so many jiffies.
+    pub(super) fn wait(&self, wait: Wait, mut left: Jiffies, cx: &Sleepable) -> Result<usize> {
         let mut guard = self.lock.lock();
         // From here on tags are put under the lock.
         guard.waiters = guard.waiters.saturating_add(1);
         self.set_locked(true);
-        let take = |_: &mut Locked| match self.take() {
-            Err(EAGAIN) => self.open().err().map(Err),
-            taken => Some(taken),
+        let taken = loop {
+            match (self.take(), self.open()) {
+                (Err(EAGAIN), Ok(())) if left > 0 => {}
+                (Err(EAGAIN), open) => break open.and(Err(ETIMEDOUT)),
+                (taken, _) => break taken,
+            }
+            drop(guard);
+            let waited = wait(&self.freed, left, cx);
+            guard = self.lock.lock();
+            match waited {
+                Ok(jiffies) => left = jiffies,
+                Err(error) => break Err(error),
+            }
         };
-        let taken = wait_event(&self.freed, &mut guard, Some(timeout_ms), take, cx);
         guard.waiters = guard.waiters.saturating_sub(1);
         if guard.waiters == 0 {
             self.set_locked(false);
+            // Nothing is left of tags that were found without a wait.
+            while self.freed.try_wait() {}
         }
-        taken?
+        taken
     }
 
     /// Frees the tag of this bit of a word. Returns whether it was the last part of the table that
@@ -218,7 +236,7 @@ impl Header {
         let give_up = |header: &Self, locked: &mut Locked| {
             word.put_locked(bit);
             if locked.waiters > 0 {
-                header.freed.notify_all();
+                header.freed.complete();
             }
         };
         // SAFETY: The caller holds the tag until `give_up` puts it.
