@@ -363,7 +363,8 @@ impl Conn {
             true => (&self.flush, FLUSH),
             false => (&self.tags, 0),
         };
-        let mut tag = tags.wait(u32::MAX, cx)?;
+        // As the client waits for replies: a signal that is not fatal is for who returns from it.
+        let mut tag = tags.wait_killable(cx)?;
         let mut id = tag.id();
         id.index |= first;
         let mut head = [0; HEAD];
