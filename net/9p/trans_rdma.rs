@@ -85,9 +85,10 @@ const HEAD: usize = 128;
 /// The bits of a tag that say which exchange of its it is; those below are its number.
 const GENERATION_BITS: u32 = 6;
 const TAG_BITS: u32 = 10;
-/// The number of the exchange for flushes, behind all others; none has the tag `P9_NOTAG`.
-const FLUSH: u16 = (1 << TAG_BITS) - 2;
-const MAX_DEPTH: u32 = FLUSH as u32;
+/// The number of exchanges for flushes. Those that the server does not answer are not given back.
+const FLUSHES: u32 = 7;
+/// The number of the first of these, behind all others. None has the tag `P9_NOTAG`.
+const FLUSH: u16 = (1 << TAG_BITS) - 8;
 const NOTAG: u16 = u16::MAX;
 
 /// Returns the tag of an exchange, as it is sent.
@@ -158,7 +159,7 @@ struct Conn {
     pd: Pd,
     qp: Arc<Qp<Softirq>>,
     tags: Tags<Rpc>,
-    /// That of one flush at a time, which need not wait for requests that are to be flushed.
+    /// Those of flushes, which need not wait for requests that are to be flushed.
     flush: Tags<Rpc>,
     /// The exchange of the request without a tag (`Tversion`).
     untagged: Atomic<u32>,
@@ -247,9 +248,9 @@ impl Conn {
         let load = Load {
             requests: depth,
             sends: 1,
-            other_sends: 1,
-            // A reply to a flush, and the next reply before a receive is posted again.
-            recvs: mount.rq_depth.saturating_add(2),
+            other_sends: FLUSHES,
+            // The replies to flushes, and the next reply before a receive is posted again.
+            recvs: mount.rq_depth.saturating_add(FLUSHES).saturating_add(1),
             send_sge: 2,
             ..Load::NONE
         };
@@ -258,8 +259,7 @@ impl Conn {
         let pd = Pd::alloc(&dev, cx)?;
         let cq = Cq::alloc_any(&dev, sizes.entries, cx)?;
         let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
-        // One more for flushes.
-        let mut heads = Bufs::new(&pd, depth.saturating_add(1) as usize, HEAD, cx)?;
+        let mut heads = Bufs::new(&pd, depth.saturating_add(FLUSHES) as usize, HEAD, cx)?;
         let mut exchange = |_| {
             let posted = Posted {
                 head: heads.take(cx)?,
@@ -269,7 +269,7 @@ impl Conn {
             Ok((posted, Waiting::default()))
         };
         let tags = Tags::new(&qp, (), depth, GENERATION_BITS, &mut exchange, cx)?;
-        let flush = Tags::new(&qp, (), 1, GENERATION_BITS, &mut exchange, cx)?;
+        let flush = Tags::new(&qp, (), FLUSHES, GENERATION_BITS, &mut exchange, cx)?;
         let Ok(conn) = conn.pin_init_with(pin_init!(Self {
             mount: mount.clone(),
             tags,
@@ -419,8 +419,8 @@ impl Conn {
             tag => id_of(tag),
         };
         let mut tags = &self.tags;
-        if id.index == FLUSH {
-            (tags, id.index) = (&self.flush, 0);
+        if id.index >= FLUSH {
+            (tags, id.index) = (&self.flush, id.index & !FLUSH);
         }
         let mut waiting = tags.reply(wc, id)?;
         let reply = waiting.reply.as_mut().ok_or(EPROTO)?;
@@ -453,9 +453,8 @@ struct Mount {
 
 /// Returns the depth of a queue that a user wants. Fails with `EINVAL` if it cannot be so.
 fn depth(depth: i32) -> Result<u32> {
-    let depth = u32::try_from(depth)?;
-    let is_possible = (1..=MAX_DEPTH).contains(&depth);
-    is_possible.then_some(depth).ok_or(EINVAL)
+    let is_possible = (1..=FLUSH.into()).contains(&depth);
+    is_possible.then_some(depth.unsigned_abs()).ok_or(EINVAL)
 }
 
 /// Shows an option that is not the default.
