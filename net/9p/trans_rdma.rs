@@ -161,7 +161,7 @@ struct Conn {
     tags: Tags<Rpc>,
     /// Those of flushes, which need not wait for requests that are to be flushed.
     flush: Tags<Rpc>,
-    /// The exchange of the request without a tag (`Tversion`).
+    /// The exchange of the request without a tag (`Tversion`), until that is answered.
     untagged: Atomic<u32>,
     /// The connection is made. Until then the thread that connects ends it, if it fails.
     connected: Atomic<bool>,
@@ -278,7 +278,7 @@ impl Conn {
             id,
             pd,
             qp,
-            untagged: Atomic::new(0),
+            untagged: Atomic::new(u32::MAX),
             connected: Atomic::new(false),
             lost: Atomic::new(false),
             stopping <- new_mutex!(()),
@@ -415,7 +415,7 @@ impl Conn {
             return Err(EPROTO);
         }
         let mut id = match header.tag.get() {
-            NOTAG => TagId::from_u32(self.untagged.load(Relaxed)),
+            NOTAG => TagId::from_u32(self.untagged.xchg(u32::MAX, Relaxed)),
             tag => id_of(tag),
         };
         let mut tags = &self.tags;
