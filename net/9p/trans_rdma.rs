@@ -338,6 +338,9 @@ impl Conn {
     fn stop(&self, cx: &Sleepable) {
         let _guard = self.stopping.lock();
         self.lost.store(true, Relaxed);
+        // A reply that comes from here on is no misdeed of the server's.
+        self.tags.close(EIO);
+        self.flush.close(EIO);
         self.mount.session.disconnected(cx);
         // What is on the device goes now, and not when the user unmounts.
         let _gone = self.mount.conn.lock().take();
@@ -348,7 +351,6 @@ impl Conn {
         let drained = drained.and_then(|()| self.flush.reclaim(&self.qp, cx));
         let stopped = drained.or_else(|e| {
             pr_err!("QP {} was not drained: {e:?}\n", self.qp.num());
-            self.flush.close(ENOTCONN);
             // Its receives keep the connection.
             self.qp.release_recvs(cx)
         });
