@@ -623,7 +623,9 @@ impl<T: Transport> Registration<T> {
             // SAFETY: The client is freed after this has failed, or after `close`.
             let session = unsafe { Session::new(client) }?;
             let made = T::create(session.clone(), &options, &cx);
-            let transport = made.inspect_err(|_| session.close(&cx))?;
+            let made = made.inspect_err(|_| session.close(&cx));
+            // If `fsconfig()` is begun again, the context has failed already.
+            let transport = made.map_err(|e| if e == ERESTARTSYS { EINTR } else { e })?;
             let mount = room.write(Mount { session, transport });
             // SAFETY: The client is valid, and the field its transport's.
             unsafe { (*client.as_ptr()).trans = KBox::into_raw(mount).cast() };
