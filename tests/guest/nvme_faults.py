@@ -112,6 +112,12 @@ def reconnects(ground):
 TOGETHER, TIMES = 10, 50
 
 
+def subsystem(target):
+    """The folder in sysfs of what a host knows of a target's subsystem."""
+    return next(path for path in Path("/sys/class/nvme-subsystem").iterdir()
+                if (path / "subsysnqn").read_text(encoding="ascii").strip() == target.nqn)
+
+
 @case(f"{TOGETHER * TIMES} reconnects under load, of {TOGETHER} controllers", links=("rxe",), named=True,
       seconds=850)
 def reconnects_together(ground):
@@ -119,6 +125,8 @@ def reconnects_together(ground):
     with null, ground.target(null) as target, ExitStack() as stack:
         few = {"nr_io_queues": 1, "queue_size": 16, "reconnect_delay": DELAY, "ctrl_loss_tmo": 600}
         hosts = [stack.enter_context(ground.controller(target, **few)) for _ in range(TOGETHER)]
+        # The load goes by all paths.
+        nvme.write(subsystem(target) / "iopolicy", "round-robin")
         with Load(hosts[0].disk(), size="1m", offset="16m") as load:
             for _ in range(TIMES):
                 target.disable()
