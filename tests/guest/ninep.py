@@ -4,7 +4,6 @@
 import ctypes
 import os
 import shutil
-import socket
 import subprocess
 import time
 from contextlib import contextmanager, suppress
@@ -31,14 +30,19 @@ def ended_by(*command):
     sh(*command)
 
 
+def built(transport):
+    """The file of a transport's module, which is this build's."""
+    return BUILD / FLAVOUR / f"{TRANSPORTS[transport]}.ko"
+
+
 @contextmanager
 def loaded(transport):
-    """Loads the client and a transport of it; that in Rust is this build's."""
+    """Loads the client and a transport of it."""
     sh("modprobe", "9p")
     if transport == "rdma":
         sh("modprobe", "9pnet_rdma")
     else:
-        sh("insmod", BUILD / FLAVOUR / "9pnet_rdma_rs.ko")
+        sh("insmod", built(transport))
     with ended_by("rmmod", TRANSPORTS[transport]):
         yield
 
@@ -48,26 +52,24 @@ def ended(process):
     process.wait()
 
 
-def wait_accepting(port):
+def wait_accepting(port, where):
     end = time.monotonic() + 60
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            assert time.monotonic() < end, "diod does not accept connections"
-            time.sleep(0.05)
+    while subprocess.run([*where, "bash", "-c", f"</dev/tcp/127.0.0.1/{port}"], stderr=subprocess.DEVNULL,
+                         check=False).returncode:
+        assert time.monotonic() < end, "diod does not accept connections"
+        time.sleep(0.05)
 
 
 @contextmanager
-def diod():
-    """Serves an empty folder."""
+def diod(where=()):
+    """Serves an empty folder, to the relays of a network namespace."""
     shutil.rmtree(SERVED, ignore_errors=True)
     SERVED.mkdir()
     MOUNT.mkdir(exist_ok=True)
-    server = subprocess.Popen(["diod", "-f", "-n", "-L", "/run/diod.log", "-e", SERVED,
+    server = subprocess.Popen([*where, "diod", "-f", "-n", "-L", "/run/diod.log", "-e", SERVED,
                                "-l", f"127.0.0.1:{DIOD_PORT}"])
     try:
-        wait_accepting(DIOD_PORT)
+        wait_accepting(DIOD_PORT, where)
         yield server
     finally:
         ended(server)
@@ -88,14 +90,14 @@ def told(what="held"):
 
 
 @contextmanager
-def relay(how="", count=0):
+def relay(how="", count=0, addr=ADDR, where=()):
     """Relays between RDMA and diod, in the manner `how` from so many replies on; gives the port and the process."""
     port = next(ports)
     with RELAY_LOG.open("w") as log:
-        process = subprocess.Popen([PROGRAMS / "p9_relay", ADDR, str(port), str(DIOD_PORT), how, str(count)],
+        process = subprocess.Popen([*where, PROGRAMS / "p9_relay", addr, str(port), str(DIOD_PORT), how, str(count)],
                                    stderr=log)
     try:
-        wait_listening(port)
+        wait_listening(port, where=where)
         yield port, process
     finally:
         ended(process)
@@ -105,13 +107,15 @@ def words(transport, port, *options):
     return ",".join((f"trans={transport}", f"port={port}", f"aname={SERVED}", "uname=root", *options))
 
 
-def mount(transport, port, *options, at=MOUNT, by=()):
+def mount(transport, port, *options, source=ADDR, at=MOUNT, by=()):
     """Mounts by a program, which another one may start."""
-    return subprocess.run([*by, "mount", "-t", "9p", "-o", words(transport, port, *options), ADDR, at],
+    return subprocess.run([*by, "mount", "-t", "9p", "-o", words(transport, port, *options), source, at],
                           capture_output=True, text=True, check=False)
 
 
 LIBC = ctypes.CDLL(None, use_errno=True)
+# include/uapi/linux/mount.h: FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE.
+SET_STRING, CREATE = 1, 6
 
 
 def system_call(name, *args):
@@ -124,6 +128,15 @@ def mount_here(transport, port, *options, source=ADDR):
     """Mounts by one system call of the caller."""
     options = words(transport, port, *options).encode()
     system_call("mount", source.encode(), str(MOUNT).encode(), b"9p", 0, options)
+
+
+def configure(transport, port):
+    """Makes a mount by fsconfig(), for which a context is there that is used once; it is mounted nowhere."""
+    context = LIBC.fsopen(b"9p", 0)
+    for word in (f"source={ADDR}", *words(transport, port).split(",")):
+        key, _, value = word.encode().partition(b"=")
+        system_call("fsconfig", context, SET_STRING, key, value, 0)
+    system_call("fsconfig", context, CREATE, None, None, 0)
 
 
 def unmount_here():

@@ -5,9 +5,8 @@
  *
  *   p9_relay ADDR PORT SERVER_PORT [HOW [COUNT]]
  *
- * Serves one connection to its end. From the COUNTth reply on, which is the first one otherwise, it
- * misbehaves as HOW says: see misbehave(). With "hold" it does not relay reads, with "mute" no version, and with
- * "overtake" it keeps what is flushed waiting: see overtake().
+ * Serves one connection to its end, or with "deaf" keeps who asks for one waiting. From the COUNTth reply on, which is
+ * the first one otherwise, it misbehaves as HOW says: see misbehave(). Or it does not relay what it should: see keep().
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -25,6 +24,7 @@
 #define DEPTH 64
 #define MAX_REQUEST (256 * 1024)
 #define MAX_MESSAGE (1024 * 1024)
+#define MAX_READS 8
 
 enum { HEADER = 7, TVERSION = 100, TFLUSH = 108, TREAD = 116 };
 
@@ -34,7 +34,7 @@ static pthread_mutex_t replying = PTHREAD_MUTEX_INITIALIZER;
 static struct ibv_mr *requests_mr, *reply_mr;
 static struct rdma_cm_id *id;
 static const char *how = "";
-static int count, server = -1;
+static int count, reads, server = -1;
 
 static int is(const char *name)
 {
@@ -114,8 +114,6 @@ static int misbehave(uint32_t size)
 {
 	uint16_t tag = tag_of(reply);
 
-	if (is("hold") || is("mute") || is("overtake"))
-		return send_reply(size);
 	if (is("silent")) {
 		warnx("silent");
 		return 1;
@@ -136,7 +134,8 @@ static int misbehave(uint32_t size)
 	}
 	if (is("unknown"))
 		set_tag(reply, tag ^ 0x155);
-	if (is("notag"))
+	/* Of "untagged", where the tag is that of the first request, which has had none. */
+	if (is("notag") || (is("untagged") && !tag))
 		set_tag(reply, 0xffff);
 	if (is("type"))
 		reply[4] = 1;
@@ -211,33 +210,37 @@ static void answer(const char *request, uint32_t len)
 }
 
 /*
- * Two reads are held, of which the peer flushes one and then the other. When the next request comes, the other read is
- * answered. The first flush is answered only when that read's tag was used again: the request that has it is held until
- * the second flush has come, which must not name it. Returns whether the request was held or answered here.
+ * As many reads are held as COUNT has, of which the peer flushes all but one, as many as it can at once, and then the
+ * last one. When the next request comes, that read is answered. The first flush is answered only when that read's tag
+ * was used again: the request that has it is held until the last flush has come, which must not name it. Returns
+ * whether the request was held or answered here.
  */
 static int overtake(const char *request)
 {
-	static char reads[2][64], flush[64], again[256];
-	static int held, is_answered, is_over;
+	static char held[MAX_READS][64], flushes[MAX_READS][64], again[256];
+	static int read_count, flush_count, is_answered, is_over;
 	const char *other;
 
 	if (is_over)
 		return 0;
-	if (request[4] == TREAD && held < 2) {
-		memcpy(reads[held++], request, HEADER);
+	if (request[4] == TREAD && read_count < reads) {
+		memcpy(held[read_count++], request, HEADER);
 		warnx("held");
 		return 1;
 	}
-	if (request[4] == TFLUSH && !size_of(flush)) {
-		memcpy(flush, request, HEADER + 2);
+	if (request[4] == TFLUSH && flush_count < reads - 1) {
+		memcpy(flushes[flush_count++], request, HEADER + 2);
 		warnx("flushes");
 		return 1;
 	}
-	if (!size_of(flush))
+	if (flush_count < reads - 1)
 		return 0;
-	other = reads[tag_of(reads[0]) == flushed_by(flush)];
+	/* All but the last one were flushed. */
+	other = held[reads - 1];
 	if (request[4] == TFLUSH) {
 		warnx(flushed_by(request) == tag_of(other) ? "another request is flushed" : "nothing is flushed");
+		for (int i = 1; i < flush_count; i++)
+			answer(flushes[i], 0);
 		answer(request, 0);
 		is_over = 1;
 		if (size_of(again) && !write_all(again, size_of(again)))
@@ -250,10 +253,59 @@ static int overtake(const char *request)
 	} else if (tag_of(request) == tag_of(other) && size_of(request) <= sizeof(again)) {
 		memcpy(again, request, size_of(request));
 		warnx("held again");
-		answer(flush, 0);
+		answer(flushes[0], 0);
 		return 1;
 	}
 	return 0;
+}
+
+/* A read is held until it was flushed, and is answered when the next request comes. */
+static int answer_late(const char *request)
+{
+	static char held[64];
+	static int is_flushed;
+
+	if (request[4] == TREAD && !size_of(held)) {
+		memcpy(held, request, HEADER);
+		warnx("held");
+		return 1;
+	}
+	if (is_flushed) {
+		answer(held, 4);
+		is_flushed = 0;
+	}
+	if (request[4] == TFLUSH)
+		is_flushed = 1;
+	return 0;
+}
+
+/* Reads are held, and the first flush. */
+static int lose_flush(const char *request)
+{
+	static int is_lost;
+
+	if (request[4] == TREAD) {
+		warnx("held");
+		return 1;
+	}
+	if (request[4] != TFLUSH || is_lost)
+		return 0;
+	is_lost = 1;
+	warnx("lost");
+	return 1;
+}
+
+/* Returns whether a request is not to be relayed, so that its reply never comes, unless it is flushed. */
+static int keep(const char *request)
+{
+	if (is("mute") && request[4] == TFLUSH)
+		warnx("flushes %u", flushed_by(request));
+	if ((is("hold") && request[4] == TREAD) || (is("mute") && request[4] == TVERSION)) {
+		warnx("held");
+		return 1;
+	}
+	return (is("overtake") && overtake(request)) || (is("late") && answer_late(request)) ||
+	       (is("noflush") && lose_flush(request));
 }
 
 static void post_recv(void *request)
@@ -289,19 +341,7 @@ static void serve(int port)
 
 		if (size_of(request) != wc.byte_len)
 			errx(1, "a request of %u bytes that says %u", wc.byte_len, size_of(request));
-		/* Its reply never comes, unless it is flushed. */
-		if ((is("hold") && request[4] == TREAD) || (is("mute") && request[4] == TVERSION)) {
-			warnx("held");
-			post_recv(request);
-			continue;
-		}
-		if (is("mute") && request[4] == TFLUSH)
-			warnx("flushes %u", flushed_by(request));
-		if (is("overtake") && overtake(request)) {
-			post_recv(request);
-			continue;
-		}
-		if (!write_all(request, wc.byte_len))
+		if (!keep(request) && !write_all(request, wc.byte_len))
 			break;
 		post_recv(request);
 	}
@@ -325,7 +365,9 @@ int main(int argc, char **argv)
 	if (argc > 4)
 		how = argv[4];
 	if (argc > 5)
-		count = atoi(argv[5]);
+		count = reads = atoi(argv[5]);
+	if (reads > MAX_READS && is("overtake"))
+		errx(1, "at most %d reads", MAX_READS);
 	requests = malloc((size_t)DEPTH * MAX_REQUEST);
 	reply = malloc(MAX_MESSAGE + 100000);
 	if (!requests || !reply)
@@ -334,6 +376,10 @@ int main(int argc, char **argv)
 	check(rdma_create_ep(&listener, res, NULL, &attr), "create endpoint");
 	check(rdma_listen(listener, 4), "listen");
 	check(rdma_get_request(listener, &id), "connect request");
+	if (is("deaf")) {
+		warnx("asked");
+		pause();
+	}
 	serve(atoi(argv[3]));
 	return 0;
 }

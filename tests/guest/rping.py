@@ -97,11 +97,11 @@ def finish(process):
     return 0 if closed else process.returncode, "; ".join(said)
 
 
-def wait_listening(port, seconds=30):
+def wait_listening(port, seconds=30, where=()):
     """Until a userspace server listens."""
     end = time.monotonic() + seconds
     while f":{port} " not in subprocess.run(
-            ["rdma", "resource", "show", "cm_id", "state", "listen"],
+            [*where, "rdma", "resource", "show", "cm_id", "state", "listen"],
             capture_output=True, text=True, check=True).stdout + " ":
         if time.monotonic() > end:
             raise TimeoutError(f"there is no listener on port {port}")

@@ -3,6 +3,7 @@
 
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import signal
@@ -14,19 +15,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import faults
+import wire
 from case import BUILD, FLAVOUR, STOCK, case, sh
-from ninep import (MOUNT, RELAY_LOG, SERVED, TRANSPORTS, diod, fill, loaded, mount, mount_here, mounted, relay, silence,
-                   told, unmount, unmount_here, words)
+from ninep import (MOUNT, RELAY_LOG, SERVED, TRANSPORTS, built, configure, diod, ended_by, fill, loaded, mount,
+                   mount_here, mounted, relay, silence, system_call, told, unmount, unmount_here, words)
 from rping import ADDR
 from traffic import link, siw_link
 
 # The replies to what a mount asks for, and some more.
 REPLIES = 8
 PROCESSES = 64
-LIES = ("unknown", "twice", "flood", "notag", "type", "header", "empty", "shorter", "longer", "long", "huge",
-        "disconnect", "vanish")
+# The flushes that the transport in Rust sends before one is answered.
+FLUSHES = 7
+LIES = ("unknown", "twice", "flood", "notag", "untagged", "type", "header", "empty", "shorter", "longer", "long",
+        "huge", "disconnect", "vanish")
 # Of those in the kernel with checkers, where all is slow, and on siw.
-FEW_LIES = ("unknown", "flood", "huge", "vanish")
+FEW_LIES = ("unknown", "flood", "untagged", "huge", "vanish")
 
 
 def works():
@@ -48,9 +52,14 @@ def ask():
     return subprocess.Popen(["stat", MOUNT], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
+def is_in_client(pid):
+    """Returns whether a process has made a request, which waits for a place or for its reply."""
+    return "p9_client_rpc" in Path(f"/proc/{pid}/stack").read_text()
+
+
 def wait_for_reply(process):
     """Waits until a process waits for a reply."""
-    while process.poll() is None and "p9_client_rpc" not in Path(f"/proc/{process.pid}/stack").read_text():
+    while process.poll() is None and not is_in_client(process.pid):
         time.sleep(0.05)
 
 
@@ -88,13 +97,15 @@ def writes(number):
 
 
 def in_process(function, *args):
-    """Forks a process that calls this; gives its number."""
+    """Forks a process that calls this, and ends with the error of a system call; gives its number."""
     pid = os.fork()
     if pid:
         return pid
     try:
         function(*args)
         os._exit(0)
+    except OSError as e:
+        os._exit(e.errno)
     finally:
         os._exit(1)
 
@@ -114,10 +125,7 @@ def exit_status(function, *args):
 def locks(at):
     """What a process does that ends with the error of a lock."""
     with at.open("r+") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            os._exit(e.errno)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def attributes(transport):
@@ -208,11 +216,11 @@ def wait_until(is_so, what):
         time.sleep(0.05)
 
 
-def held_reads(before=0):
-    """Two readers, whose reads the server holds besides those before. The first read has the file go over to I/O
+def held_reads(before=0, reads=2):
+    """Readers, whose reads the server holds besides those before. The first read has the file go over to I/O
     without its cache (netfs_start_io_direct()), which a second one that begins at the same time waits for."""
     readers = []
-    for count in (before + 1, before + 2):
+    for count in range(before + 1, before + reads + 1):
         readers.append(subprocess.Popen(["cat", MOUNT / "works"]))
         wait_until(lambda: told() >= count, "a read does not come")     # pylint: disable=cell-var-from-loop
     return readers
@@ -244,14 +252,16 @@ def is_flushing(process):
 
 
 def overtaken(transport):
-    """A read is answered while its flush waits for another one, and its tag is used again until that is sent."""
-    with loaded(transport), mounted(transport, "sq=3", "rq=3", how="overtake"):
+    """A read is answered while its flush waits for others, and its tag is used again until that is sent."""
+    flushes = FLUSHES if transport == "rdma_rs" else 1
+    places = flushes + 2
+    with loaded(transport), mounted(transport, f"sq={places}", f"rq={places}", how="overtake", count=flushes + 1):
         works()
-        readers = held_reads()
+        readers = held_reads(reads=flushes + 1)
         for reader in readers:
             reader.kill()
             wait_until(lambda: is_flushing(reader), "a read is not flushed")  # pylint: disable=cell-var-from-loop
-        wait_until(lambda: told("flushes"), "a flush does not come")
+        wait_until(lambda: told("flushes") == flushes, "a flush does not come")
         while not told("flushed"):
             os.stat(MOUNT / "works")
         for reader in readers:
@@ -259,6 +269,170 @@ def overtaken(transport):
         assert told("held again"), "the tag was not used again"
         assert not told("another request is flushed")
         works()
+
+
+def unanswered(transport):
+    """A flush is not answered. Who waits for that waits as long as the connection is there, and nobody else."""
+    with loaded(transport), mounted(transport, "sq=4", "rq=4", how="noflush") as process:
+        works()
+        lost, = held_reads(reads=1)
+        lost.kill()
+        wait_until(lambda: told("lost"), "no flush comes")
+        other, = held_reads(before=1, reads=1)
+        other.kill()
+        try:
+            assert other.wait(60) == -signal.SIGKILL
+            assert lost.poll() is None, "a request has ended that the server may still answer"
+            # Not the file that is being read.
+            (MOUNT / "other").write_text("it works")
+        finally:
+            process.kill()
+        assert lost.wait(60) == -signal.SIGKILL
+
+
+def late(transport):
+    """The server replies to a request that it has flushed."""
+    with loaded(transport), mounted(transport, how="late"):
+        works()
+        reader, = held_reads(reads=1)
+        reader.kill()
+        assert reader.wait(60) == -signal.SIGKILL
+        said = until_failed()
+        assert os.strerror(errno.EIO) in said, said
+    return said.strip()
+
+
+def makes(at):
+    """What a process does that signals come to, and that does not begin again what they end."""
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    system_call("mkdir", str(at).encode(), 0o755)
+
+
+def signalled(transport):
+    """Signals that are not fatal come while a request waits for a place: nothing fails by them."""
+    with loaded(transport), mounted(transport, "sq=1", "rq=1", how="hold") as process:
+        works()
+        reader, = held_reads(reads=1)
+        try:
+            maker = in_process(makes, MOUNT / "made")
+            wait_until(lambda: is_in_client(maker), "a process does not wait")
+            for _ in range(20):
+                os.kill(maker, signal.SIGUSR1)
+                time.sleep(0.05)
+            ended = os.waitpid(maker, os.WNOHANG)
+            assert ended == (0, 0), os.strerror(os.waitstatus_to_exitcode(ended[1]))
+            reader.kill()
+            assert reader.wait(60) == -signal.SIGKILL
+            assert os.waitpid(maker, 0) == (maker, 0)
+            assert (SERVED / "made").is_dir()
+        except BaseException:
+            # What they wait for ends with the connection, so that the mount and the module can go.
+            process.kill()
+            reader.kill()
+            raise
+
+
+def interrupted_writes(number):
+    """What one of some processes does that signals come to all the time: the server has what was written and synced,
+    and it is what is mapped."""
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    at = MOUNT / f"{number}"
+    for _ in range(4):
+        data = os.urandom(20_000 + number)
+        with at.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        with at.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
+            assert memory[:] == data
+        assert (SERVED / f"{number}").read_bytes() == data
+        at.unlink()
+
+
+def interrupted(transport):
+    """More processes than requests can be sent at once, and signals in all that they do."""
+    with loaded(transport), mounted(transport, "sq=2", "rq=2", "cache=mmap"):
+        pids = [in_process(interrupted_writes, number) for number in range(8)]
+        failed = [pid for pid in pids if os.waitpid(pid, 0)[1]]
+        assert not failed, f"{len(failed)} of {len(pids)} processes have failed"
+        assert not list(SERVED.iterdir())
+
+
+def configures(transport, port):
+    """What a process does whose system calls begin again after a signal."""
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.siginterrupt(signal.SIGUSR1, False)
+    configure(transport, port)
+
+
+def connecting(transport):
+    """A mount that a signal ends while the server is asked for a connection: one that is fatal, and another one."""
+    with loaded(transport), diod():
+        with relay("deaf") as (port, _):
+            mounting = subprocess.Popen(["mount", "-t", "9p", "-o", words(transport, port), ADDR, MOUNT])
+            wait_until(lambda: told("asked"), "nobody asks for a connection")
+            mounting.kill()
+            assert mounting.wait(60) == -signal.SIGKILL
+        with relay("deaf") as (port, _):
+            mounting = in_process(configures, transport, port)
+            wait_until(lambda: told("asked"), "nobody asks for a connection")
+            os.kill(mounting, signal.SIGUSR1)
+            status = os.waitstatus_to_exitcode(os.waitpid(mounting, 0)[1])
+            assert status == errno.EINTR, os.strerror(status)
+
+
+def largest(transport):
+    """Messages of the largest size, and what is more than that."""
+    for msize in 1 << 20, 2 << 20:
+        with loaded(transport), mounted(transport, "sq=2", "rq=2", f"msize={msize}"):
+            data = os.urandom(3_000_000)
+            (MOUNT / "file").write_bytes(data)
+            assert (SERVED / "file").read_bytes() == data
+            assert (MOUNT / "file").read_bytes() == data
+
+
+def autoloaded(transport):
+    """The client asks for the module of a transport by its name."""
+    sh("modprobe", "-a", "9p", "rdma_cm")
+    setting = Path("/proc/sys/kernel/modprobe")
+    with tempfile.TemporaryDirectory() as root:
+        modules = Path(root) / "lib/modules" / os.uname().release
+        modules.mkdir(parents=True)
+        shutil.copy(built(transport), modules)
+        sh("depmod", "-b", root)
+        program, before = Path(root) / "modprobe", setting.read_text()
+        program.write_text(f"#!/bin/sh\nexec modprobe -d {root} \"$@\"\n")
+        program.chmod(0o755)
+        setting.write_text(str(program))
+        try:
+            with ended_by("rmmod", TRANSPORTS[transport]), mounted(transport):
+                works()
+        finally:
+            setting.write_text(before)
+
+
+def server_namespace(transport):
+    """The network namespace of the server is deleted, and with it the wire that the mount's device is on."""
+    wire.up()
+    try:
+        with loaded(transport), diod(wire.NETNS) as server, relay(addr=wire.FAR, where=wire.NETNS) as (port, process):
+            done = mount(transport, port, source=wire.FAR)
+            assert not done.returncode, done.stderr
+            with ended_by("umount", MOUNT):
+                works()
+                wire.down()
+                # It goes with the last process that is in it.
+                for it in server, process:
+                    it.kill()
+                    it.wait()
+                said = until_failed()
+                assert os.strerror(errno.EIO) in said, said
+            wait_until(lambda: not wire.devices(), "the devices do not go")
+    except BaseException:
+        with suppress(subprocess.SubprocessError):
+            wire.down()
+        raise
 
 
 def version_flushed(transport):
@@ -337,8 +511,8 @@ def places():
 
 @contextmanager
 def ends_if_stuck(process):
-    """Ends a relay that what is done waits for: a fault may have cost it an event (ib_uverbs_comp_handler()), so that it
-    no longer replies. What waits for a reply ends with the connection then."""
+    """Ends a relay that what is done waits for: a fault may have cost it an event (ib_uverbs_comp_handler()), so that
+    it no longer replies. What waits for a reply ends with the connection then."""
     timer = threading.Timer(200, process.kill)
     timer.start()
     try:
@@ -478,9 +652,16 @@ def declare(prefix, slow, transport, lies=LIES):
             ("attributes and locks", attributes),
             ("options are shown, and those that cannot be are refused", options),
             ("it is not unloaded under a mount", unload),
+            ("messages of the largest size", largest),
             ("mounted from a network namespace that ends", namespace),
+            ("the network namespace of the server is deleted", server_namespace),
+            ("signals while a request waits for a place", signalled),
+            ("signals in all that some processes do", interrupted),
+            ("a mount that a signal ends while it connects", connecting),
             ("reads that are flushed give their requests back", flushed),
             ("a read that is answered while its flush waits", overtaken),
+            ("a flush that is never answered", unanswered),
+            ("a reply that comes after its flush", late),
             ("a mount that is killed before the server has answered", version_flushed),
             ("a server that is silent, and then killed", silent),
             ("rdma link delete under a mount", removal)):
@@ -514,6 +695,7 @@ def declare_faults(prefix, transport):
 
 # Neither the other kernels with checkers nor Debian's for arm64 have 9P.
 if FLAVOUR.partition(".")[0] in ("stock", "um-debug"):
+    case("9p: the module is loaded by the name of the transport", "rdma_rs")(autoloaded)
     declare("9p", "9p long", "rdma_rs", LIES if STOCK else FEW_LIES)
     declare("9p c", "9p c", "rdma")
     if not STOCK:
