@@ -20,13 +20,15 @@ SHORTER = ((r"^(AssertionError|TimeoutError|CalledProcessError|TimeoutExpired|OS
 
 
 def result(line):
-    """The name of a case, behind the transport's, and what it has done; None if the line is no result."""
+    """The name of a case, behind the transport's, and what it has done, and how many allocations have failed.
+    None if the line is no result."""
     found = re.fullmatch(r"(not )?ok 9p[^:]*: (.*?) # (.*)", line.rstrip())
     if not found:
         return None
     failed, name, why = found.groups()
     if not failed:
-        return name, "passes"
+        places = re.search(r"\d+ places.*", why)
+        return name, places[0] if places else "passes"
     for pattern, said in SHORTER:
         why = re.sub(pattern, said, why)
     return name, why
@@ -40,6 +42,10 @@ def record(kernel, transport):
     RECORD.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def passes(said):
+    return said == "passes" or re.match(r"\d+ places", said)
+
+
 def page():
     """Writes the table into the page."""
     def cell(text):
@@ -47,12 +53,16 @@ def page():
 
     def told(kernels, name):
         seen = {kernel: rows[name] for kernel, rows in sorted(kernels.items()) if name in rows}
-        seen = {kernel: said if said == "passes" else f"**{said}**" for kernel, said in seen.items()}
+        seen = {kernel: said if passes(said) else f"**{said}**" for kernel, said in seen.items()}
         if len(set(seen.values())) == 1 and len(seen) == len(kernels):
             return next(iter(seen.values()))
         return "; ".join(f"{kernel}: {said}" for kernel, said in seen.items()) or "not run"
 
     kept = json.loads(RECORD.read_text(encoding="utf-8"))
+    for transport, group in ("c", "c-faults"), ("rust", "faults"):
+        for kernel, rows in kept.get(group, {}).items():
+            place = kept[transport].setdefault(kernel, {})
+            place.update((f"allocations that fail: {name}", said) for name, said in rows.items())
     kept = [kept.get(transport, {}) for transport in ("c", "rust")]
     names = sorted({name for kernels in kept for rows in kernels.values() for name in rows})
     lines = ["", ".. csv-table::", '   :header: "case", "C", "Rust"', "   :widths: 40, 40, 20", ""]
