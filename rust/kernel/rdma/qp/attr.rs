@@ -17,6 +17,11 @@ use crate::{
     prelude::internal::*,
     qp::Qp, //
 };
+use kernel::sync::atomic::{
+    Atomic,
+    Full,
+    Release, //
+};
 
 /// The state of a QP, as `enum ib_qp_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -456,17 +461,24 @@ impl Modifier<'_> {
         self.go_to(State::Error, 0, 0)
     }
 
-    /// Has rxe flush a QP in the error state although an earlier change has failed.
+    /// Has rxe flush a QP in the error state although an earlier change has failed. Returns `false`
+    /// if this is done for another QP: one at a time. rxe waits for the tasks of the QP in a loop
+    /// (`rxe_disable_task`), and many such loops would keep its tasks from the processors.
     ///
     /// With the change to RTR rxe stops the receive task and replaces the array of the responder.
     /// Without memory for that the task stays stopped (`rxe_qp_from_attr`), and receives are never
     /// flushed. An array of no entries needs no memory; rxe takes this attribute alone, in any
     /// state, and does not look at the array in the error state.
-    pub(crate) fn restart_receiver(&mut self) {
+    pub(crate) fn restart_receiver(&mut self) -> bool {
+        static RESTARTING: Atomic<bool> = Atomic::new(false);
+
         if self.inner.qp_type() != bindings::ib_qp_type_IB_QPT_RC
             || self.inner.ops().driver_id != bindings::rdma_driver_id_RDMA_DRIVER_RXE
         {
-            return;
+            return true;
+        }
+        if RESTARTING.xchg(true, Full) {
+            return false;
         }
         let mut none = bindings::ib_qp_attr::default();
         let mask = bindings::ib_qp_attr_mask_IB_QP_MAX_DEST_RD_ATOMIC;
@@ -475,6 +487,8 @@ impl Modifier<'_> {
         let restarted = unsafe { self.modify(&mut none, mask) };
         // Work that came while the task was stopped is done after another change of the state.
         let _ = restarted.and_then(|()| self.go_to(State::Error, 0, 0));
+        RESTARTING.store(false, Release);
+        true
     }
 
     /// Goes to the reset state, where the device forgets all requests.

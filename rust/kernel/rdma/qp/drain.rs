@@ -31,8 +31,7 @@ use kernel::{
         atomic::{
             Atomic,
             Full,
-            Relaxed,
-            Release, //
+            Relaxed, //
         },
         barrier::{
             self,
@@ -58,10 +57,6 @@ const FULL: time::Delta = time::Delta::from_secs(1);
 
 /// The time after which a drain tries to help the driver.
 const STALLED: time::Delta = time::Delta::from_millis(100);
-
-/// Set while a drain does so: one at a time. rxe waits for its own tasks in a loop then, and many
-/// such loops would keep these from the processors (`rxe_disable_task`).
-static HELPING: Atomic<bool> = Atomic::new(false);
 
 /// The time that a drain waits for a marker that a CQ may have lost.
 const FAILED: time::Delta = time::Delta::from_millis(250);
@@ -441,10 +436,8 @@ impl<'a> DrainWait<'a> {
         if elapsed > self.patience.get() {
             return Err(ETIMEDOUT);
         }
-        if elapsed > STALLED && !self.helped.get() && !HELPING.xchg(true, Full) {
-            self.helped.set(true);
-            self.qp.modifier().restart_receiver();
-            HELPING.store(false, Release);
+        if elapsed > STALLED && !self.helped.get() {
+            self.helped.set(self.qp.modifier().restart_receiver());
         }
         Ok(())
     }
