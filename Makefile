@@ -203,8 +203,11 @@ vm:
 deb:
 	@git archive HEAD | $(sandbox) scripts/packaging/deb
 
-hosts intree next:
+hosts intree:
 	@$(sandbox) $(tally) scripts/$@
+
+next:
+	@$(sandbox) $(tally) scripts/kernels/next
 
 package-test:
 	@git archive HEAD | $(sandbox) $(tally) scripts/packaging/package-test
