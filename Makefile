@@ -178,15 +178,16 @@ given = $(if $(filter command,$(origin $(1))),--$(2) $(call quoted,$(1)))
 end = $(if $(filter command,$(origin $(1))),$(call quoted,$(1)),c)
 
 nvme:
-	@$(sandbox) $(tally) scripts/nvme $(if $(CHECKERS),--kernel um-debug) $(call given,HOST,host) $(call given,TARGET,target)
+	@$(sandbox) $(tally) scripts/nvme/matrix $(if $(CHECKERS),--kernel um-debug) \
+		$(call given,HOST,host) $(call given,TARGET,target)
 
 # Each boots a kernel: the second begins after the first.
 nvme-hostile:
-	@$(sandbox) $(tally) bash -c 'scripts/nvme-hostile --end "$$1" target; scripts/nvme-hostile --end "$$2" host' \
+	@$(sandbox) $(tally) bash -c 'scripts/nvme/hostile --end "$$1" target; scripts/nvme/hostile --end "$$2" host' \
 		both $(call end,TARGET) $(call end,HOST)
 
 nvme-power:
-	@$(sandbox) $(tally) scripts/nvme-power $(call given,HOST,host) $(call given,TARGET,target)
+	@$(sandbox) $(tally) scripts/nvme/power $(call given,HOST,host) $(call given,TARGET,target)
 
 ninep:
 	@$(sandbox) $(tally) scripts/ninep --kernel $(if $(CHECKERS),um-debug,stock) $(call given,TRANSPORT,transport)

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
 """A host and a target of NVMe over RDMA in two kernels, joined by a serial line, of which one loses its power under
-load, for scripts/nvme-power.
+load, for scripts/nvme/power.
 
 On the disk is ext4, whose journal the host replays once it was gone. A target that comes back has all that it has
 completed, as /dev/ubda has no cache of its own: the host's file system goes on.

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 # The module that all ends in Rust need.
 CORE = "rdma_rs"
 # Reports about C that are known: what they begin with, functions in the lines that follow, whose they are if they are
