@@ -190,7 +190,7 @@ nvme-power:
 	@$(sandbox) $(tally) scripts/nvme/power $(call given,HOST,host) $(call given,TARGET,target)
 
 ninep:
-	@$(sandbox) $(tally) scripts/ninep --kernel $(if $(CHECKERS),um-debug,stock) $(call given,TRANSPORT,transport)
+	@$(sandbox) $(tally) scripts/ninep/cases --kernel $(if $(CHECKERS),um-debug,stock) $(call given,TRANSPORT,transport)
 
 races rt:
 	@$(sandbox) scripts/$@ $(if $(SUITE),'$(SUITE)')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""9P over RDMA: the transport of the kernel's client, and C's, which scripts/ninep names."""
+"""9P over RDMA: the transport of the kernel's client, and C's, which scripts/ninep/cases names."""
 
 import errno
 import fcntl

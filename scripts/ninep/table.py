@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """What the transports of 9P over RDMA have done in each case: tests/ninep.json, and the table of Documentation/9p.rst.
 
-    ninep_table.py record KERNEL TRANSPORT	keeps results that are on standard input, as scripts/ninep prints them
-    ninep_table.py page				writes the table, between its two comments
+    table.py record KERNEL TRANSPORT	keeps results that are on standard input, as the script cases prints them
+    table.py page				writes the table, between its two comments
 """
 
 import json
@@ -10,9 +10,10 @@ import re
 import sys
 from pathlib import Path
 
-TOP = Path(__file__).resolve().parents[1]
+TOP = Path(__file__).resolve().parents[2]
 RECORD, PAGE = TOP / "tests/ninep.json", TOP / "Documentation/9p.rst"
-BEGIN, END = (f".. {text}\n" for text in ("What follows is written by scripts/ninep page.", "The end of this table."))
+BEGIN, END = (f".. {text}\n" for text in ("What follows is written by scripts/ninep/cases page.",
+                                          "The end of this table."))
 # What becomes of the reason that a case gives: the kind of exception, stacks, times and places of the log are left out.
 SHORTER = ((r"^(AssertionError|TimeoutError|CalledProcessError|TimeoutExpired|OSError): ", ""),
            (r": \[['\"]\[<0>\].*", ""), (r"(?<=kernel log: )\[[^]]*\] *", ""), (r"\+0x[0-9a-f]+(/0x[0-9a-f]+)?", ""),
