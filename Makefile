@@ -158,20 +158,24 @@ on-device:
 	@[ '$(DEV)' ] || { echo 'error: say which device: make on-device DEV=rxe0' >&2; exit 2; }
 	@scripts/on-device $(call quoted,DEV) $(if $(DRY),--dry-run) $(if $(SERVE),--serve) $(if $(PEER),--peer $(call quoted,PEER))
 
-demo check bench patches soak doc:
+demo check bench patches doc:
 	@$(sandbox) scripts/$@
+
+soak:
+	@$(sandbox) scripts/stress/soak
 
 kunit:
 	@$(sandbox) $(tally) scripts/kunit '$(SUITE)'
 
 random:
-	@$(sandbox) $(tally) scripts/random --all $(if $(SEED),--seed $(call quoted,SEED)) $(if $(STEPS),--steps $(call quoted,STEPS))
+	@$(sandbox) $(tally) scripts/stress/random --all $(if $(SEED),--seed $(call quoted,SEED)) \
+		$(if $(STEPS),--steps $(call quoted,STEPS))
 
 faults:
-	@$(sandbox) $(tally) scripts/faults
+	@$(sandbox) $(tally) scripts/stress/faults
 
 storms:
-	@$(sandbox) scripts/storms $(if $(SEED),--seed $(call quoted,SEED))
+	@$(sandbox) scripts/stress/storms $(if $(SEED),--seed $(call quoted,SEED))
 
 # The environment may have a HOST that is something else.
 given = $(if $(filter command,$(origin $(1))),--$(2) $(call quoted,$(1)))
@@ -193,10 +197,10 @@ ninep:
 	@$(sandbox) $(tally) scripts/ninep/cases --kernel $(if $(CHECKERS),um-debug,stock) $(call given,TRANSPORT,transport)
 
 races rt:
-	@$(sandbox) scripts/$@ $(if $(SUITE),'$(SUITE)')
+	@$(sandbox) scripts/stress/$@ $(if $(SUITE),'$(SUITE)')
 
 fuzz:
-	@$(sandbox) scripts/fuzz $(if $(SEED),$(call quoted,SEED))
+	@$(sandbox) scripts/stress/fuzz $(if $(SEED),$(call quoted,SEED))
 
 vm:
 	@$(sandbox) scripts/vm

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""Two kernels, joined by a serial line, of which one loses its power under traffic, for scripts/storms. On
+"""Two kernels, joined by a serial line, of which one loses its power under traffic, for scripts/stress/storms. On
 each a server and a client of rping, in Rust, are connected to those of the other.
 
 power survivor SEED ROUND ROUNDS: says "ready" before each round, "flowing" once data flow both ways, and "ended"

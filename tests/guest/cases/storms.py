@@ -20,7 +20,7 @@ def some(name, rounds):
 
 
 def loss():
-    # Not what is reordered, which rxe does not bear: see scripts/storms.
+    # Not what is reordered, which rxe does not bear: see scripts/stress/storms.
     return storms.short("loss", SEED, 1, count=2)
 
 

@@ -175,7 +175,7 @@ def no_way_back(hosts=64):
 
 
 if not STOCK:
-    # The long run is scripts/fuzz.
+    # The long run is scripts/stress/fuzz.
     for t in "rping", "rpc", "kv", "ud_echo", "replog", "minimal", "mad_ping":
         @case(f"stranger: messages, right and wrong, at {t}", t)
         def messages(target):
