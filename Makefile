@@ -158,8 +158,11 @@ on-device:
 	@[ '$(DEV)' ] || { echo 'error: say which device: make on-device DEV=rxe0' >&2; exit 2; }
 	@scripts/on-device $(call quoted,DEV) $(if $(DRY),--dry-run) $(if $(SERVE),--serve) $(if $(PEER),--peer $(call quoted,PEER))
 
-demo check bench patches doc:
+demo check bench doc:
 	@$(sandbox) scripts/$@
+
+patches:
+	@$(sandbox) scripts/upstream/patches
 
 soak:
 	@$(sandbox) scripts/stress/soak
@@ -208,8 +211,11 @@ vm:
 deb:
 	@git archive HEAD | $(sandbox) scripts/packaging/deb
 
-hosts intree:
-	@$(sandbox) $(tally) scripts/$@
+hosts:
+	@$(sandbox) $(tally) scripts/hosts
+
+intree:
+	@$(sandbox) $(tally) scripts/upstream/intree
 
 next:
 	@$(sandbox) $(tally) scripts/kernels/next

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Part of scripts/intree: the series as the files of a kernel tree, patch by patch.
+"""Part of scripts/upstream/intree: the series as the files of a kernel tree, patch by patch.
 
     intree.py SOURCE REPO
     intree.py --lists	only checks that each file is in one of the lists, and the sizes that first.cover has

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0
-"""Part of scripts/patches: makes the patches of a person, to be sent by mail.
+"""Part of scripts/upstream/patches: makes the patches of a person, to be sent by mail.
 
     patches_as.py "Name <mail>" SOURCE OUT [--tree DIR] [NAME...]	all, or those whose names start so
 
