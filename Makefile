@@ -212,7 +212,7 @@ deb:
 	@git archive HEAD | $(sandbox) scripts/packaging/deb
 
 hosts:
-	@$(sandbox) $(tally) scripts/hosts
+	@$(sandbox) $(tally) scripts/checks/hosts
 
 intree:
 	@$(sandbox) $(tally) scripts/upstream/intree
