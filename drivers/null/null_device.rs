@@ -391,7 +391,7 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
         }
         if kind == Kind::Erdma {
             (*ib).ops.driver_id = bindings::rdma_driver_id_RDMA_DRIVER_ERDMA;
-            (*ib).ops.post_send = Some(verbs::post_send_as_erdma);
+            (*ib).ops.post_send = Some(verbs::post::post_send_as_erdma);
         }
         if kind.is_iwarp() {
             (*ib).node_type = bindings::RDMA_NODE_RNIC as u8;

@@ -9,7 +9,7 @@
 //! Documentation/null-device.rst.
 //!
 //! The state of a device is a [`machine`](machine::Machine), under one lock, and safe code. The
-//! operations that the RDMA core calls are in `verbs.rs`.
+//! operations that the RDMA core calls are in `verbs.rs` and, by object, in `verbs/`.
 
 mod cm;
 mod cq;
