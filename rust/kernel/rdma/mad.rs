@@ -652,7 +652,7 @@ impl Agent {
         )?;
         let _registered = self.get()?;
         // SAFETY: The agent is registered while there is the reference.
-        let mut buf = unsafe { Buf::new(self, peer) }?;
+        let mut buf = unsafe { SendBuf::new(self, peer) }?;
         message.write(buf.mad(), self.class, status, tid)?;
         request.post(buf, timeout_ms.try_into()?, retries.try_into()?)?;
         Ok(request)
@@ -664,12 +664,12 @@ impl Agent {
 /// # Invariants
 ///
 /// A buffer that this owns, of an agent that is registered.
-struct Buf(NonNull<bindings::ib_mad_send_buf>);
+struct SendBuf(NonNull<bindings::ib_mad_send_buf>);
 
 // SAFETY: A buffer may be used and freed from any thread.
-unsafe impl Send for Buf {}
+unsafe impl Send for SendBuf {}
 
-impl Buf {
+impl SendBuf {
     /// # Safety
     ///
     /// The agent is registered.
@@ -701,7 +701,7 @@ impl Buf {
     }
 }
 
-impl Drop for Buf {
+impl Drop for SendBuf {
     fn drop(&mut self) {
         // SAFETY: The buffer is this value's by the type invariant, and is not used again.
         unsafe { bindings::ib_free_send_mad(self.0.as_ptr()) };
@@ -713,7 +713,7 @@ impl Drop for Buf {
 struct Request {
     /// The posted buffer, until the send handler is called for it.
     #[pin]
-    buf: sync::SpinLock<Option<Buf>>,
+    buf: sync::SpinLock<Option<SendBuf>>,
     /// Closed by the send handler, which the MAD layer calls after it has received the reply.
     #[pin]
     reply: Queue,
@@ -723,9 +723,9 @@ struct Request {
 
 impl Request {
     /// Posts a MAD (`ib_post_send_mad`).
-    fn post(self: &Arc<Self>, buf: Buf, timeout_ms: c_int, retries: c_int) -> Result {
+    fn post(self: &Arc<Self>, buf: SendBuf, timeout_ms: c_int, retries: c_int) -> Result {
         let raw = buf.0.as_ptr();
-        // SAFETY: `raw` is a buffer by the invariant of `Buf`, and is not posted yet.
+        // SAFETY: `raw` is a buffer by the invariant of `SendBuf`, and is not posted yet.
         unsafe {
             (*raw).ah = self.peer.ah.as_raw();
             (*raw).timeout_ms = timeout_ms;
@@ -733,7 +733,7 @@ impl Request {
             (*raw).context[0] = Arc::into_raw(self.clone()).cast_mut().cast();
         }
         *self.buf.lock() = Some(buf);
-        // SAFETY: `raw` is a buffer by the invariant of `Buf`, which this may free.
+        // SAFETY: `raw` is a buffer by the invariant of `SendBuf`, which this may free.
         let posted = to_result(unsafe { bindings::ib_post_send_mad(raw, ptr::null_mut()) });
         posted.inspect_err(|_| {
             // SAFETY: The context was set above; no send handler is called for a refused buffer.
@@ -765,7 +765,7 @@ impl Request {
     fn wait(&self, cx: &Sleepable) -> Result<Received> {
         let reply = self.reply.pop(None, cx);
         if let (Err(ERESTARTSYS), Some(buf)) = (&reply, &*self.buf.lock()) {
-            // SAFETY: By the invariant of `Buf` this is a buffer, and is not freed while it is
+            // SAFETY: By the invariant of `SendBuf` this is a buffer, and is not freed while it is
             // locked. This is `ib_cancel_mad()`, which marks the request.
             unsafe { bindings::ib_modify_mad(buf.0.as_ptr(), 0) };
         }
