@@ -395,7 +395,7 @@ impl Drop for SrqReservation {
 ///   again, or that owns another request.
 #[pin_data]
 #[repr(C)]
-struct Memory<T> {
+struct SlotInner<T> {
     /// The first field, so its address is that of the memory.
     cqe: bindings::ib_cqe,
     queue: NonNull<Queue>,
@@ -424,7 +424,7 @@ trait AnySlots: posted::Entries {
 ///
 /// The vector has all its slots, so that it does not move them: they stay in place until it is
 /// dropped.
-struct Slots<T, const N: usize>(KVVec<UnsafeCell<Memory<T>>>);
+struct Slots<T, const N: usize>(KVVec<UnsafeCell<SlotInner<T>>>);
 
 // SAFETY: It owns the values, which are `Send`; what `queue` points to is `Sync`.
 unsafe impl<T: Send, const N: usize> Send for Slots<T, N> {}
@@ -434,11 +434,11 @@ unsafe impl<T: Send, const N: usize> Sync for Slots<T, N> {}
 impl<T: Receive<N>, const N: usize> Slots<T, N> {
     fn new<I: PinInit<T, Error>>(slots: u32, mut init: impl FnMut(u32) -> I) -> Result<Self> {
         let flags = GFP_KERNEL | __GFP_NOWARN;
-        let mut all = KVVec::<UnsafeCell<Memory<T>>>::with_capacity(slots as usize, flags)?;
+        let mut all = KVVec::<UnsafeCell<SlotInner<T>>>::with_capacity(slots as usize, flags)?;
         for i in 0..slots {
             let value = init(i);
             // INVARIANT: The slot is neither posted nor handed out.
-            let memory = try_pin_init!(Memory {
+            let memory = try_pin_init!(SlotInner {
                 cqe: bindings::ib_cqe {
                     done: Some(done::<T, N>),
                 },
@@ -450,7 +450,7 @@ impl<T: Receive<N>, const N: usize> Slots<T, N> {
             // SAFETY: The slot is spare capacity, so it is valid for writes; a cell has the layout
             // of its content. It is not moved, as the vector does not grow beyond its capacity. If
             // this fails, the slot is not counted, so nothing is dropped.
-            unsafe { pin_init::raw_try_init(slot.as_mut_ptr().cast::<Memory<T>>(), memory)? };
+            unsafe { pin_init::raw_try_init(slot.as_mut_ptr().cast::<SlotInner<T>>(), memory)? };
             // SAFETY: The slot behind the last one was just initialised.
             unsafe { all.inc_len(1) };
         }
@@ -462,7 +462,7 @@ impl<T: Receive<N>, const N: usize> Slots<T, N> {
 impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
     unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result {
         for slot in &self.0 {
-            let memory = NonNull::from(slot).cast::<Memory<T>>();
+            let memory = NonNull::from(slot).cast::<SlotInner<T>>();
             // SAFETY: The slot was not posted yet, so its memory is unused; the caller promises
             // that this is its queue.
             unsafe {
@@ -497,7 +497,7 @@ impl<T: Receive<N>, const N: usize> posted::Entries for Slots<T, N> {
 #[inline]
 unsafe fn post<T: Receive<N>, const N: usize>(
     queue: &Queue,
-    memory: NonNull<Memory<T>>,
+    memory: NonNull<SlotInner<T>>,
 ) -> Result<(), Refusal> {
     // SAFETY: The caller promises that the slot is one of the SRQ's, and that nothing else uses its
     // memory.
@@ -537,7 +537,7 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
         return;
     };
     // SAFETY: The caller promises that `post` has posted this: the first field of a slot's memory.
-    let memory: NonNull<Memory<T>> = unsafe { NonNull::new_unchecked(wc.cqe()) }.cast();
+    let memory: NonNull<SlotInner<T>> = unsafe { NonNull::new_unchecked(wc.cqe()) }.cast();
     // SAFETY: The memory is freed after the SRQ, which waits for the completions of its QPs.
     unsafe { &(*memory.as_ptr()).state }.hold();
     // INVARIANT: A receive completes once for each post: this is the only `Slot` of the memory.
@@ -561,7 +561,7 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
 /// - The memory is valid, is not posted to the SRQ, and no other `Slot` has it.
 /// - This is invariant in `T`: the value outlives the `Slot`, so a value of a supertype must not be
 ///   written through it.
-pub struct Slot<T: Receive<N>, const N: usize = 1>(NonNull<Memory<T>>, PhantomData<fn(T) -> T>);
+pub struct Slot<T: Receive<N>, const N: usize = 1>(NonNull<SlotInner<T>>, PhantomData<fn(T) -> T>);
 
 // SAFETY: A slot is exclusive access to its value, and an SRQ may be posted to from any thread.
 unsafe impl<T: Receive<N>, const N: usize> Send for Slot<T, N> {}
@@ -571,8 +571,8 @@ unsafe impl<T: Receive<N> + Sync, const N: usize> Sync for Slot<T, N> {}
 impl<T: Receive<N>, const N: usize> Slot<T, N> {
     /// Returns the address of the memory of which this is the value.
     #[inline]
-    fn memory(value: *mut T) -> *mut Memory<T> {
-        let offset = core::mem::offset_of!(Memory<T>, value);
+    fn memory(value: *mut T) -> *mut SlotInner<T> {
+        let offset = core::mem::offset_of!(SlotInner<T>, value);
         value.wrapping_byte_sub(offset).cast()
     }
 }
@@ -636,7 +636,7 @@ where
         // slot's memory, which is not null, plus this offset.
         // INVARIANT: `into_ptr` has consumed the only `Slot`.
         unsafe {
-            let memory: *mut Memory<T> = Self::memory(ptr);
+            let memory: *mut SlotInner<T> = Self::memory(ptr);
             (*memory).state.hold();
             Self(NonNull::new_unchecked(memory), PhantomData)
         }
