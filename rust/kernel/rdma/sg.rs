@@ -83,12 +83,12 @@ impl Drop for Table {
 /// Memory in pages, with the table that lists them: the owner of what [`Ctx::alloc`] allocates.
 ///
 /// [`Ctx::alloc`]: crate::rw::Ctx::alloc
-pub struct Pages(KBox<Listed>);
+pub struct Pages(KBox<PagesInner>);
 
 /// # Invariants
 ///
 /// `table` lists `pages`, one entry each, `len` bytes in all: initialised, not in high memory.
-struct Listed {
+struct PagesInner {
     table: Table,
     pages: KVec<Page>,
     len: usize,
@@ -110,7 +110,7 @@ impl Pages {
             pages.push_within_capacity(page)?;
         }
         let table = Table(bindings::sg_table::default());
-        let mut this = Self(KBox::new(Listed { table, pages, len }, GFP_KERNEL)?);
+        let mut this = Self(KBox::new(PagesInner { table, pages, len }, GFP_KERNEL)?);
         // Every device can use entries of one page; an IOMMU may merge them.
         //
         // SAFETY: There are `count` pages, at least one, and the table is valid for writes.
@@ -153,7 +153,7 @@ impl Pages {
         let (mut done, mut skip) = (0, offset % PAGE_SIZE);
         for page in self.0.pages.iter().skip(offset / PAGE_SIZE) {
             let part = (PAGE_SIZE - skip).min(len - done);
-            // SAFETY: By the invariant of `Listed` the page is not in high memory, so it has an
+            // SAFETY: By the invariant of `PagesInner` the page is not in high memory, so it has an
             // address. The part is in it, and one of `bytes`, which is valid, as the caller
             // promises. The copy is C's, so bytes that a device changes meanwhile are torn at
             // worst.
@@ -235,9 +235,9 @@ impl<'a> CpuPages<'a> {
         };
         pages.iter().enumerate().map(move |(i, page)| {
             let len = PAGE_SIZE.min(len - i * PAGE_SIZE);
-            // SAFETY: By the invariant of `Listed` the page is initialised and, not being in high
-            // memory, has an address. By the type invariant the pages are borrowed exclusively, and
-            // so is this view; each page is returned once.
+            // SAFETY: By the invariant of `PagesInner` the page is initialised and, not being in
+            // high memory, has an address. By the type invariant the pages are borrowed
+            // exclusively, and so is this view; each page is returned once.
             unsafe {
                 let start = bindings::rdma_helper_page_address(page.as_ptr());
                 core::slice::from_raw_parts_mut(start.cast(), len)
