@@ -59,7 +59,7 @@ pub use listener::{
 pub(crate) use listener::{
     Backlog,
     ListenId,
-    Outcome, //
+    Verdict, //
 };
 pub(crate) use pending::Pending;
 

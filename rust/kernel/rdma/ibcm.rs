@@ -522,7 +522,7 @@ pub trait Accept: HasCode + Send + Sync {
 /// A function that is called with each request. Its errors are reported, ten in each five seconds.
 impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
     fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable) {
-        request.outcome.report(self(request, cx));
+        request.verdict.report(self(request, cx));
     }
 }
 
@@ -578,14 +578,14 @@ unsafe extern "C" fn on_listener_event(
         return 0;
     }
     from_result(|| {
-        listening.backlog.admit(&listening.object, |outcome| {
+        listening.backlog.admit(&listening.object, |verdict| {
             // INVARIANT: This is the callback of the request's id, with its event, and the id lives
             // as long.
             let request = Request {
                 id: RawId(id),
                 event,
                 device: &listening.device,
-                outcome,
+                verdict,
             };
             listening.accept.as_arc_borrow().request(request, &cx);
         })?;
@@ -674,7 +674,7 @@ pub struct Request<'a> {
     id: RawId<IbCm>,
     event: &'a bindings::ib_cm_event,
     device: &'a Device,
-    outcome: &'a cm::Outcome<IbCm>,
+    verdict: &'a cm::Verdict<IbCm>,
 }
 
 impl Request<'_> {
@@ -751,7 +751,7 @@ impl Request<'_> {
                 (*raw).cm_handler = Some(on_event);
             }
             // The id is ours: a work item will destroy it, never this callback's return.
-            self.outcome.taken.set(Some(pending));
+            self.verdict.taken.set(Some(pending));
             Ok(self.id)
         };
         // SAFETY: The callback's return does not destroy what `take` has taken and set.

@@ -60,19 +60,19 @@ pub trait Accept: HasCode + Send + Sync {
 /// for all ULPs together.
 impl<F: Fn(Request<'_>, &Sleepable) -> Result + Send + Sync + 'static> Accept for F {
     fn request(self: ArcBorrow<'_, Self>, request: Request<'_>, cx: &Sleepable) {
-        request.outcome.report(self(request, cx));
+        request.verdict.report(self(request, cx));
     }
 }
 
 /// What a ULP does with a request, in the callback of the request's id.
-pub(crate) struct Outcome<M: Manager> {
+pub(crate) struct Verdict<M: Manager> {
     /// Set if the ULP takes the id: a work item destroys that, and not the callback's return.
     pub(crate) taken: Cell<Option<Arc<Pending<M>>>>,
     /// The request counts as refused, although the ULP may have taken the id.
     refused: Cell<bool>,
 }
 
-impl<M: Manager> Outcome<M> {
+impl<M: Manager> Verdict<M> {
     /// Reports the error of a function that was called with the request.
     pub(crate) fn report(&self, result: Result) {
         if let Err(e) = result {
@@ -125,17 +125,17 @@ impl<M: Manager> Backlog<M> {
     pub(crate) fn admit(
         &self,
         listener: &objects::Object,
-        handle: impl FnOnce(&Outcome<M>),
+        handle: impl FnOnce(&Verdict<M>),
     ) -> Result {
-        let outcome = Outcome {
+        let verdict = Verdict {
             taken: Cell::new(None),
             refused: Cell::new(false),
         };
         if self.make_room() {
-            handle(&outcome);
+            handle(&verdict);
         }
-        let pending = outcome.taken.take();
-        if outcome.refused.get() || pending.is_none() {
+        let pending = verdict.taken.take();
+        if verdict.refused.get() || pending.is_none() {
             listener.add_refused();
         }
         let pending = pending.ok_or(ECONNREFUSED)?;
@@ -239,13 +239,13 @@ unsafe extern "C" fn on_listener_event(
     from_result(|| {
         match event.event {
             bindings::rdma_cm_event_type_RDMA_CM_EVENT_CONNECT_REQUEST => {
-                this.backlog.admit(&this.object, |outcome| {
+                this.backlog.admit(&this.object, |verdict| {
                     // INVARIANT: This is the callback of the request's id, with its event.
                     let request = Request {
                         id,
                         event,
                         client: &this.client,
-                        outcome,
+                        verdict,
                     };
                     this.accept.as_arc_borrow().request(request, &cx);
                 })?;
@@ -441,7 +441,7 @@ pub struct Request<'a> {
     id: NonNull<bindings::rdma_cm_id>,
     event: &'a bindings::rdma_cm_event,
     client: &'a ClientRef,
-    outcome: &'a Outcome<RdmaCm>,
+    verdict: &'a Verdict<RdmaCm>,
 }
 
 impl Request<'_> {
@@ -485,7 +485,7 @@ impl Request<'_> {
             (*raw).event_handler = Some(on_event);
         }
         // The id is ours: a work item will destroy it, never this callback, which has its lock.
-        self.outcome.taken.set(Some(pending.clone()));
+        self.verdict.taken.set(Some(pending.clone()));
         // INVARIANT: What is taken is not destroyed by the callback's return, but by `teardown`.
         let raw = RawId(self.id);
         conn.set_id(Some(raw));
@@ -499,7 +499,7 @@ impl Request<'_> {
             object,
         });
         state.pending.populate(pending);
-        (state.bind()).inspect_err(|_| self.outcome.refused.set(true))?;
+        (state.bind()).inspect_err(|_| self.verdict.refused.set(true))?;
         Ok(Id { state })
     }
 }
