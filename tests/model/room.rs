@@ -3,7 +3,7 @@
 //! The room of a send queue: no more places are taken than there are; whoever waits is resumed, in
 //! the order in which all came, or goes back when the room is closed, once; and nobody stays.
 
-use crate::room_state::{Line, Places, Queue, Refusal};
+use crate::room_state::{Line, Places, Queue, TakeError};
 use loom::{
     sync::{
         atomic::{AtomicU32, Ordering},
@@ -80,8 +80,8 @@ impl Room {
                 self.has(count);
                 Some(true)
             }
-            Err((_, Refusal::Closed(_))) => None,
-            Err((_, Refusal::Full)) => panic!("there is room for two"),
+            Err((_, TakeError::Closed(_))) => None,
+            Err((_, TakeError::Full)) => panic!("there is room for two"),
         }
     }
 

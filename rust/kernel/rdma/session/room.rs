@@ -18,7 +18,7 @@ use state::{
     Line,
     Places,
     Queue,
-    Refusal, //
+    TakeError, //
 };
 
 /// The places of a send queue, and the owners of requests that wait for some, as `sq_wr_avail` and
@@ -106,8 +106,8 @@ impl<W: Send + 'static> Room<W> {
         let taken = self.0.line.lock().take(places, count, owner);
         taken.map_err(|(owner, refusal)| {
             let error = match refusal {
-                Refusal::Closed(errno) => Error::from_errno(errno),
-                Refusal::Full => EAGAIN,
+                TakeError::Closed(errno) => Error::from_errno(errno),
+                TakeError::Full => EAGAIN,
             };
             PostError::new(owner, error)
         })

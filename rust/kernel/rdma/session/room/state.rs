@@ -104,7 +104,7 @@ pub(super) trait Queue {
 }
 
 /// The reason that an owner neither has its places nor waits.
-pub(super) enum Refusal {
+pub(super) enum TakeError {
     /// The room is closed, with this error number.
     Closed(i32),
     /// Too many wait.
@@ -136,9 +136,9 @@ impl<Q: Queue> Line<Q> {
         places: &Places,
         count: u32,
         owner: Q::Owner,
-    ) -> Result<Option<Q::Owner>, (Q::Owner, Refusal)> {
+    ) -> Result<Option<Q::Owner>, (Q::Owner, TakeError)> {
         if self.closed != 0 {
-            return Err((owner, Refusal::Closed(self.closed)));
+            return Err((owner, TakeError::Closed(self.closed)));
         }
         places.set_waiting(true);
         // Nobody is overtaken.
@@ -152,7 +152,7 @@ impl<Q: Queue> Line<Q> {
             // INVARIANT: The line is empty.
             places.set_waiting(false);
         }
-        pushed.map_err(|owner| (owner, Refusal::Full))?;
+        pushed.map_err(|owner| (owner, TakeError::Full))?;
         Ok(None)
     }
 
