@@ -18,18 +18,18 @@ use crate::{
 /// # Invariants
 ///
 /// `raw` is an allocated PD of `dev`.
-struct State {
+struct OwnedPd {
     raw: NonNull<bindings::ib_pd>,
     dev: Device,
     object: Object,
 }
 
 // SAFETY: A PD may be used and deallocated from any thread, and the rest is `Send`.
-unsafe impl Send for State {}
+unsafe impl Send for OwnedPd {}
 // SAFETY: A PD may be used by several threads at once, and the rest is `Sync`.
-unsafe impl Sync for State {}
+unsafe impl Sync for OwnedPd {}
 
-impl deferred::Teardown for State {
+impl deferred::Teardown for OwnedPd {
     fn object(&self) -> Option<&Object> {
         Some(&self.object)
     }
@@ -47,7 +47,7 @@ impl deferred::Teardown for State {
 /// A counted handle. The PD is deallocated, from a work item, when the last handle and all objects
 /// made from it are gone.
 #[derive(Clone, PartialEq)]
-pub struct Pd(deferred::Deferred<State>);
+pub struct Pd(deferred::Deferred<OwnedPd>);
 
 /// The identity of a PD, its address. It does not keep the PD.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl Pd {
         // SAFETY: The PD was just allocated; the number does not change.
         object.num = Some(unsafe { (*raw.as_ptr()).res.id });
         // INVARIANT: The PD was just allocated.
-        Ok(Self(reserved.fill(State {
+        Ok(Self(reserved.fill(OwnedPd {
             raw,
             dev: dev.clone(),
             object,
