@@ -140,17 +140,17 @@ impl Attr {
 /// # Invariants
 ///
 /// `raw` is an address handle of a device that `_keep` keeps.
-pub(crate) struct State<K> {
+pub(crate) struct OwnedAh<K> {
     raw: NonNull<bindings::ib_ah>,
     _keep: K,
 }
 
 // SAFETY: An address handle may be destroyed from any thread, and the rest is `Send`.
-unsafe impl<K: Send> Send for State<K> {}
+unsafe impl<K: Send> Send for OwnedAh<K> {}
 // SAFETY: An address handle does not change, and the rest is `Sync`.
-unsafe impl<K: Sync> Sync for State<K> {}
+unsafe impl<K: Sync> Sync for OwnedAh<K> {}
 
-impl<K> State<K> {
+impl<K> OwnedAh<K> {
     /// # Safety
     ///
     /// `raw` is a new address handle of a device that `keep` keeps.
@@ -164,7 +164,7 @@ impl<K> State<K> {
     }
 }
 
-impl<K: Send + Sync + 'static> deferred::Teardown for State<K> {
+impl<K: Send + Sync + 'static> deferred::Teardown for OwnedAh<K> {
     fn object(&self) -> Option<&objects::Object> {
         None
     }
@@ -193,7 +193,7 @@ impl<K: Send + Sync + 'static> deferred::Teardown for State<K> {
 pub struct Ah {
     pub(crate) raw: NonNull<bindings::ib_ah>,
     pub(crate) pd: pd::Id,
-    _state: deferred::Deferred<State<Pd>>,
+    _state: deferred::Deferred<OwnedAh<Pd>>,
 }
 
 // SAFETY: An address handle may be used and destroyed from any thread.
@@ -205,11 +205,11 @@ impl Ah {
     fn new(
         pd: &Pd,
         raw: *mut bindings::ib_ah,
-        reserved: deferred::Reserved<State<Pd>>,
+        reserved: deferred::Reserved<OwnedAh<Pd>>,
     ) -> Result<Self> {
         let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
         // SAFETY: The caller has created the handle for this PD, which keeps the device.
-        let state = reserved.fill(unsafe { State::new(raw, pd.clone()) });
+        let state = reserved.fill(unsafe { OwnedAh::new(raw, pd.clone()) });
         // INVARIANT: `raw` is the handle of the state, and was created for this PD.
         Ok(Self {
             raw,

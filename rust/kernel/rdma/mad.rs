@@ -206,7 +206,7 @@ impl Message<'_> {
 /// A counted handle.
 #[derive(Clone)]
 pub struct Peer {
-    ah: deferred::Deferred<ah::State<refs::Ref<device::Inner>>>,
+    ah: deferred::Deferred<ah::OwnedAh<refs::Ref<device::Inner>>>,
     port: u32,
     qpn: u32,
     pkey_index: u16,
@@ -259,7 +259,7 @@ impl Peer {
         let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
         Ok(Self {
             // SAFETY: The address handle was just created, and the reference keeps the device.
-            ah: reserved.fill(unsafe { ah::State::new(raw, reference) }),
+            ah: reserved.fill(unsafe { ah::OwnedAh::new(raw, reference) }),
             port: agent.port,
             qpn: wc.src_qp,
             pkey_index: wc.pkey_index,
