@@ -410,13 +410,13 @@ impl removal::OnRemoval for Registered {
     }
 }
 
-struct State {
+struct OwnedAgent {
     registered: Arc<Registered>,
     device: Device,
     object: objects::Object,
 }
 
-impl deferred::Teardown for State {
+impl deferred::Teardown for OwnedAgent {
     fn object(&self) -> Option<&objects::Object> {
         Some(&self.object)
     }
@@ -431,7 +431,7 @@ impl deferred::Teardown for State {
 /// Sends and receives MADs of one class through one port (`struct ib_mad_agent`). A work item
 /// unregisters it.
 pub struct Agent {
-    state: deferred::Deferred<State>,
+    state: deferred::Deferred<OwnedAgent>,
     class: Class,
     port: u32,
     hi_tid: u32,
@@ -489,7 +489,7 @@ impl Agent {
             // Last, as the handlers may be called from here on.
             // SAFETY: The device is registered by the invariant of `device::Inner`, and has the
             // port. The request is copied. The queue was initialised above, and outlives the agent:
-            // nothing of this initialiser can fail after this, and the teardown of `State`
+            // nothing of this initialiser can fail after this, and the teardown of `OwnedAgent`
             // unregisters the agent.
             // INVARIANT: The agent is registered with the queue as its context.
             raw: NonNull::new(from_err_ptr(unsafe {
@@ -510,7 +510,7 @@ impl Agent {
         let registered = Arc::pin_init(init, GFP_KERNEL)?;
         // SAFETY: The agent is registered by the type invariant. The field is constant.
         let hi_tid = unsafe { (*registered.raw.as_ptr()).hi_tid };
-        let state = reserved.fill(State {
+        let state = reserved.fill(OwnedAgent {
             registered: registered.clone(),
             device: dev.clone(),
             object,
@@ -537,7 +537,8 @@ impl Agent {
     /// Takes a reference that keeps the agent registered: [`Registered::end`] waits for it.
     fn get(&self) -> Result<refs::Ref<Registered>> {
         let registered = NonNull::from(&*self.state.registered);
-        // SAFETY: `State` ends the registration before it drops it, which waits for references.
+        // SAFETY: `OwnedAgent` ends the registration before it drops it, which waits for
+        // references.
         unsafe { refs::Ref::try_get(registered, refs::Kind::Mad) }.map_err(|e| self.reason(e))
     }
 
