@@ -336,7 +336,7 @@ impl Drop for Received {
 struct Registered {
     raw: NonNull<bindings::ib_mad_agent>,
     #[pin]
-    queue: Queue,
+    queue: MadQueue,
     #[pin]
     refs: refs::Refs,
     #[pin]
@@ -481,7 +481,7 @@ impl Agent {
         let reserved = deferred::Deferred::reserve()?;
         let object = dev.object(refs::Kind::Mad);
         let init = try_pin_init!(&this in Registered {
-            queue <- Queue::new(backlog)?,
+            queue <- MadQueue::new(backlog)?,
             refs <- refs::Refs::new(),
             ended <- kernel::new_mutex!(false),
             end <- kernel::new_work!("rdma::mad::Agent::end"),
@@ -646,7 +646,7 @@ impl Agent {
         let request = Arc::pin_init(
             try_pin_init!(Request {
                 buf <- kernel::new_spinlock!(None),
-                reply <- Queue::new(1)?,
+                reply <- MadQueue::new(1)?,
                 peer: peer.clone(),
             }),
             GFP_KERNEL,
@@ -717,7 +717,7 @@ struct Request {
     buf: sync::SpinLock<Option<SendBuf>>,
     /// Closed by the send handler, which the MAD layer calls after it has received the reply.
     #[pin]
-    reply: Queue,
+    reply: MadQueue,
     /// Keeps the address handle that the buffer points to.
     peer: Peer,
 }
@@ -774,7 +774,8 @@ impl Request {
     }
 }
 
-/// The MADs in a [`Queue`], at most as many as the vector was made for: a peer cannot make it grow.
+/// The MADs in a [`MadQueue`], at most as many as the vector was made for: a peer cannot make it
+/// grow.
 struct Mads {
     queued: KVec<Received>,
     closed: Option<Error>,
@@ -782,14 +783,14 @@ struct Mads {
 
 /// The reply to a request, or the unsolicited MADs of an agent, which many threads may wait for.
 #[pin_data]
-struct Queue {
+struct MadQueue {
     #[pin]
     mads: sync::SpinLock<Mads>,
     #[pin]
     changed: sync::CondVar,
 }
 
-impl Queue {
+impl MadQueue {
     fn new(capacity: usize) -> Result<impl PinInit<Self>> {
         let queued = KVec::with_capacity(capacity, GFP_KERNEL | __GFP_NOWARN)?;
         Ok(pin_init!(Self {
@@ -856,7 +857,7 @@ unsafe extern "C" fn on_recv(
     };
     if buf.is_null() {
         // SAFETY: By the invariant of `Registered` the agent's context is a queue that outlives it.
-        unsafe { &*agent.context.cast::<Queue>() }.push(mad);
+        unsafe { &*agent.context.cast::<MadQueue>() }.push(mad);
         return;
     }
     // SAFETY: `Request::post` has set the context. The send handler takes it back later.
