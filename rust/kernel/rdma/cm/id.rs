@@ -47,7 +47,7 @@ pub struct Id {
 }
 
 /// A reference to the state that the handles of one id share.
-pub(crate) type Shared = deferred::Deferred<State>;
+pub(crate) type Shared = deferred::Deferred<OwnedId>;
 
 impl Id {
     /// As [`Id::create_with`] the default options.
@@ -69,7 +69,7 @@ impl Id {
         // `teardown` takes it back before it destroys the id.
         conn.set_id(Some(raw));
         // INVARIANT: The id was just created, with this callback and context.
-        let state = reserved.fill(State {
+        let state = reserved.fill(OwnedId {
             raw,
             conn,
             device: sync::SetOnce::new(),
@@ -737,7 +737,7 @@ impl Options<'_> {
 /// # Invariants
 ///
 /// `raw` is an id, owned by this, whose callback is [`on_event`] with `conn` as its context.
-pub(crate) struct State {
+pub(crate) struct OwnedId {
     pub(super) raw: RawId<RdmaCm>,
     pub(super) conn: Arc<Conn<RdmaCm>>,
     pub(crate) device: sync::SetOnce<Device>,
@@ -747,7 +747,7 @@ pub(crate) struct State {
     pub(crate) object: objects::Object,
 }
 
-impl State {
+impl OwnedId {
     fn as_raw(&self) -> *mut bindings::rdma_cm_id {
         self.raw.as_ptr()
     }
@@ -859,7 +859,7 @@ impl State {
     }
 }
 
-impl deferred::Teardown for State {
+impl deferred::Teardown for OwnedId {
     fn object(&self) -> Option<&objects::Object> {
         Some(&self.object)
     }
@@ -875,9 +875,9 @@ impl deferred::Teardown for State {
         let destroy = || {
             self.end_callback(cx);
             // SAFETY: The id is alive by the invariant of `RawId`, and its QP, which has kept
-            // `State`, is gone. This waits for callbacks that have begun and have a reference. That
-            // of a message that was not answered has none, and has returned; should one begin only
-            // now, C's own memory is at stake: see Documentation/safety.rst.
+            // `OwnedId`, is gone. This waits for callbacks that have begun and have a reference.
+            // That of a message that was not answered has none, and has returned; should one begin
+            // only now, C's own memory is at stake: see Documentation/safety.rst.
             unsafe { RdmaCm::destroy(self.as_raw()) };
         };
         let (device, pending) = (self.device.as_ref(), self.pending.as_ref());

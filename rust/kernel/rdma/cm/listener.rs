@@ -10,8 +10,8 @@ use crate::{
             on_event,
             Id,
             Options,
-            RdmaCm,
-            State, //
+            OwnedId,
+            RdmaCm, //
         },
         pending::Pending,
         Conn,
@@ -490,7 +490,7 @@ impl Request<'_> {
         let raw = RawId(self.id);
         conn.set_id(Some(raw));
         // INVARIANT: Callback and context were set above.
-        let state = reserved.fill(State {
+        let state = reserved.fill(OwnedId {
             raw,
             conn,
             device: sync::SetOnce::new(),
