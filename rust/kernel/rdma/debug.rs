@@ -61,7 +61,7 @@ impl fmt::Display for TypeName {
     }
 }
 
-struct State {
+struct Callbacks {
     /// The posted callbacks, by address.
     posted: rbtree::RBTree<usize, Posted>,
     /// Set when memory was missing for a callback: one that is not found may be posted.
@@ -72,7 +72,7 @@ struct State {
 #[pin_data]
 pub(crate) struct Table {
     #[pin]
-    buckets: [SpinLockIrq<State>; BUCKETS],
+    buckets: [SpinLockIrq<Callbacks>; BUCKETS],
 }
 
 impl Table {
@@ -82,7 +82,7 @@ impl Table {
             return Ok(None);
         }
         let init = try_pin_init!(Self {
-            buckets <- pin_init::pin_init_array_from_fn(|_| kernel::new_spinlock_irq!(State {
+            buckets <- pin_init::pin_init_array_from_fn(|_| kernel::new_spinlock_irq!(Callbacks {
                 posted: rbtree::RBTree::new(),
                 incomplete: false,
             })),
@@ -107,7 +107,7 @@ impl Table {
 
     /// Returns the bucket of a callback, if there is a table.
     #[inline]
-    fn bucket(cqe: *mut bindings::ib_cqe) -> Option<&'static SpinLockIrq<State>> {
+    fn bucket(cqe: *mut bindings::ib_cqe) -> Option<&'static SpinLockIrq<Callbacks>> {
         // The golden ratio, as in `hash_long`.
         let hash = (cqe as u64).wrapping_mul(0x61c8_8646_80b5_83eb) >> 32;
         Self::get()?.buckets.get(hash as usize % BUCKETS)
