@@ -111,7 +111,7 @@ impl Outcome {
 }
 
 /// The owner of the posted request.
-struct State<C, D: dma::Direction> {
+struct OpInner<C, D: dma::Direction> {
     cqe: Cqe<Self>,
     /// The outcome if it succeeds.
     outcome: Outcome,
@@ -121,13 +121,13 @@ struct State<C, D: dma::Direction> {
 }
 
 // Only a posted request depends on its address, and a request is posted in a box.
-impl<C, D: dma::Direction> Unpin for State<C, D> {}
+impl<C, D: dma::Direction> Unpin for OpInner<C, D> {}
 
-impl<C, D: dma::Direction> cqe::HasCqe for State<C, D> {
+impl<C, D: dma::Direction> cqe::HasCqe for OpInner<C, D> {
     const FIELD: cqe::Field<Self, 0> = crate::cqe_field!(cqe);
 }
 
-impl<C: Send + 'static, D: dma::Direction> CqeHandler for State<C, D> {
+impl<C: Send + 'static, D: dma::Direction> CqeHandler for OpInner<C, D> {
     type Pointer = Pin<KBox<Self>>;
     type Needs = Atomic;
 
@@ -139,8 +139,8 @@ impl<C: Send + 'static, D: dma::Direction> CqeHandler for State<C, D> {
 ///
 /// # Invariants
 ///
-/// This is invariant in `C`, as `State` embeds its callback.
-pub struct Op<C, D: dma::Direction = Bidirectional>(Pin<KBox<State<C, D>>>);
+/// This is invariant in `C`, as `OpInner` embeds its callback.
+pub struct Op<C, D: dma::Direction = Bidirectional>(Pin<KBox<OpInner<C, D>>>);
 
 /// An operation that has completed.
 pub struct Done<C, D: dma::Direction = Bidirectional> {
@@ -153,7 +153,7 @@ pub struct Done<C, D: dma::Direction = Bidirectional> {
 impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
     /// Allocates an operation. Fails with `ENOMEM`.
     pub fn new(buf: Buf<D>, context: C, _cx: &Sleepable) -> Result<Self> {
-        let state = State {
+        let state = OpInner {
             cqe: Cqe::new(),
             outcome: Outcome::RECV,
             buf,
@@ -176,7 +176,7 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
     /// Takes the operation of a completion. Gives the completion back if it is of another owner.
     #[inline]
     pub fn take(completion: Completion<'_>) -> Result<Done<C, D>, Completion<'_>> {
-        let (mut state, wc) = completion.take::<State<C, D>, 0>()?;
+        let (mut state, wc) = completion.take::<OpInner<C, D>, 0>()?;
         state.pad = None;
         let result = wc.result().map(|wc| state.outcome.complete(wc));
         Ok(Done {
@@ -196,7 +196,7 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
         mut self,
         outcome: Outcome,
         qp: &Qp<impl Provides<Atomic>, impl PollContext>,
-        wr: impl for<'a> FnOnce(&'a State<C, D>) -> Result<SendWr<'a>>,
+        wr: impl for<'a> FnOnce(&'a OpInner<C, D>) -> Result<SendWr<'a>>,
     ) -> Posted<Self> {
         self.0.outcome = outcome;
         qp.post_send(self.0, wr).map_err(|e| e.map(Self))
