@@ -116,7 +116,7 @@ pub(crate) enum State {
 }
 
 /// A call that waits for an event, or what is done instead of waiting.
-enum Wait<M: Manager> {
+enum Awaited<M: Manager> {
     None,
     /// A call waits for the event with this C value. The data that come along go into the box, if
     /// it wants them.
@@ -132,7 +132,7 @@ struct Inner<M: Manager> {
     end: bool,
     /// The device goes: no handler is set, and no call waits.
     gone: bool,
-    wait: Wait<M>,
+    wait: Awaited<M>,
     handler: Option<Arc<dyn Handler>>,
 }
 
@@ -150,8 +150,8 @@ impl<M: Manager> Inner<M> {
 
     /// Takes the result of the event that a call waits for, if it has come.
     fn take_result(&mut self) -> Option<Result<Option<KBox<PrivateData>>>> {
-        match replace(&mut self.wait, Wait::None) {
-            Wait::Done(result) => return Some(result),
+        match replace(&mut self.wait, Awaited::None) {
+            Awaited::Done(result) => return Some(result),
             waiting => self.wait = waiting,
         }
         None
@@ -160,7 +160,7 @@ impl<M: Manager> Inner<M> {
     /// Takes the connection that is made by its events, unless it has begun to ask the peer.
     fn take_async(&mut self) -> Option<Arc<M::Async>> {
         match &mut self.wait {
-            Wait::Async(connect) if self.state != State::Asking => connect.take(),
+            Awaited::Async(connect) if self.state != State::Asking => connect.take(),
             _ => None,
         }
     }
@@ -342,7 +342,7 @@ impl<M: Manager> Conn<M> {
             state,
             end: false,
             gone: false,
-            wait: Wait::None,
+            wait: Awaited::None,
             handler: None,
         };
         let conn = Arc::pin_init(
@@ -399,8 +399,8 @@ impl<M: Manager> Conn<M> {
 
     /// Ends the wait of a call, if there is one, with an error.
     fn fail_wait(&self, inner: &mut Inner<M>, error: Error) {
-        if matches!(inner.wait, Wait::Event(..)) {
-            inner.wait = Wait::Done(Err(error));
+        if matches!(inner.wait, Awaited::Event(..)) {
+            inner.wait = Awaited::Done(Err(error));
             self.changed.notify_all();
         }
     }
@@ -442,20 +442,20 @@ impl<M: Manager> Conn<M> {
         InCallback::refuse()?;
         {
             let mut inner = self.inner.lock();
-            if !matches!(inner.wait, Wait::None) {
+            if !matches!(inner.wait, Awaited::None) {
                 return Err(EBUSY);
             }
             if inner.gone {
                 return Err(ENODEV);
             }
-            inner.wait = Wait::Event(event, reply);
+            inner.wait = Awaited::Event(event, reply);
         }
         let started = start();
         let mut inner = self.inner.lock();
-        started.inspect_err(|_| inner.wait = Wait::None)?;
+        started.inspect_err(|_| inner.wait = Awaited::None)?;
         let result = |inner: &mut Inner<M>| inner.take_result();
         let waited = wait_event(&self.changed, &mut inner, timeout_ms, result, cx);
-        waited.inspect_err(|_| inner.wait = Wait::None)?
+        waited.inspect_err(|_| inner.wait = Awaited::None)?
     }
 
     /// Handles an event, whose C value is `raw`, with the events locked.
@@ -508,20 +508,20 @@ impl<M: Manager> Conn<M> {
         if was == State::Notified && inner.state != was {
             self.found.complete();
         }
-        inner.wait = match (replace(&mut inner.wait, Wait::None), reply) {
-            (Wait::Event(..), Err(e)) => Wait::Done(Err(e)),
-            (Wait::Event(success, mut to), Ok(sent)) if success == raw => {
+        inner.wait = match (replace(&mut inner.wait, Awaited::None), reply) {
+            (Awaited::Event(..), Err(e)) => Awaited::Done(Err(e)),
+            (Awaited::Event(success, mut to), Ok(sent)) if success == raw => {
                 if let Some(to) = &mut to {
                     **to = PrivateData::new(sent);
                 }
-                Wait::Done(Ok(to))
+                Awaited::Done(Ok(to))
             }
             (wait, _) => wait,
         };
         let connect = match &mut inner.wait {
             // Returned, to be dropped without the lock.
-            Wait::Async(connect) if is_last => connect.take(),
-            Wait::Async(connect) if is_resolved => connect.clone(),
+            Awaited::Async(connect) if is_last => connect.take(),
+            Awaited::Async(connect) if is_resolved => connect.clone(),
             _ => None,
         };
         // The handler is taken before the call that waits may let go of it.
@@ -544,7 +544,7 @@ impl<M: Manager> Conn<M> {
     pub(crate) fn begin_async(&self, handler: Arc<dyn Handler>, connect: Arc<M::Async>) -> Result {
         let mut inner = self.inner.lock();
         inner.set_handler(&handler)?;
-        inner.wait = Wait::Async(Some(connect));
+        inner.wait = Awaited::Async(Some(connect));
         Ok(())
     }
 
@@ -563,7 +563,7 @@ impl<M: Manager> Conn<M> {
     pub(crate) fn ask(&self, ask: impl FnOnce() -> Result) -> Result<bool> {
         {
             let mut inner = self.inner.lock();
-            if !matches!(inner.wait, Wait::Async(Some(_))) {
+            if !matches!(inner.wait, Awaited::Async(Some(_))) {
                 return Err(ECANCELED);
             }
             inner.state = State::Asking;
@@ -643,7 +643,7 @@ impl<M: Manager> Conn<M> {
         // SAFETY: The caller promises that the id is alive. `begin_disconnect` has found its state.
         let disconnected = unsafe { M::disconnect(self, id) };
         let mut inner = self.inner.lock();
-        if matches!(inner.wait, Wait::Async(_)) && inner.state != State::Established {
+        if matches!(inner.wait, Awaited::Async(_)) && inner.state != State::Established {
             // The connection manager goes on asking the peer for long.
             let handler = inner.handler.take();
             drop(inner);
