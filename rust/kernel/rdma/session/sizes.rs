@@ -155,12 +155,12 @@ pub struct Sizes {
     /// The number of work requests that the requests may have posted at a time, for
     /// [`Room::new`](super::Room::new). The places of [`Load::other_sends`] are not among them.
     pub places: u32,
-    transfer: Transfer,
+    transfer: TransferSizes,
 }
 
 /// The work requests of a transfer.
 #[derive(Clone, Copy, Debug)]
-struct Transfer {
+struct TransferSizes {
     /// The number of pages of the largest one, and of its contexts.
     pages: u32,
     contexts: u32,
@@ -172,7 +172,7 @@ struct Transfer {
     few: u32,
 }
 
-impl Transfer {
+impl TransferSizes {
     /// Returns the number of work requests of a transfer of so many pages, at the most.
     fn places(&self, pages: u32) -> u32 {
         // As many contexts for a page as the largest transfer has, which is not less than it takes.
@@ -184,7 +184,7 @@ impl Transfer {
 }
 
 /// Returns the number that was asked for, if the device has as many.
-fn within(limit: Limit, asked: u64, has: u32) -> Result<u32, Misfit> {
+fn check_limit(limit: Limit, asked: u64, has: u32) -> Result<u32, Misfit> {
     let has = u64::from(has);
     match u32::try_from(asked) {
         Ok(fits) if asked <= has => Ok(fits),
@@ -223,14 +223,14 @@ impl Sizes {
         // context as one by an MR takes, or one.
         let sges = load.send_sge.min(attrs.max_sge_rd).max(1);
         let requests = port.rw_requests(1).max(1);
-        let transfer = Transfer {
+        let transfer = TransferSizes {
             pages: load.pages,
             contexts: each,
             requests,
             sges,
             few: load.pages.checked_div(each).unwrap_or(0).min(sges),
         };
-        let transfers = within(Limit::SendWr, times(at_once, load.transfers), max_wr)?;
+        let transfers = check_limit(Limit::SendWr, times(at_once, load.transfers), max_wr)?;
         let transferred = match transfers {
             0 => 0,
             _ => times(transfers, transfer.places(load.pages)),
@@ -239,9 +239,9 @@ impl Sizes {
         let rw_contexts = times(load.requests, load.transfers)
             .saturating_mul(each.into())
             .min(transferred.div_ceil(requests.into()));
-        let rw_contexts = within(Limit::SendWr, rw_contexts, max_wr)?;
+        let rw_contexts = check_limit(Limit::SendWr, rw_contexts, max_wr)?;
         if port.has(Protocol::Iwarp) || attrs.max_sgl_rd != 0 {
-            within(Limit::Mr, rw_contexts.into(), attrs.max_mr)?;
+            check_limit(Limit::Mr, rw_contexts.into(), attrs.max_mr)?;
         }
         let counted = port.rw_requests(rw_contexts).into();
         let sends = times(at_once, load.sends)
@@ -251,14 +251,14 @@ impl Sizes {
         let drain = 1;
         let posted = sends.saturating_add(counted);
         let all = posted.saturating_add(drain);
-        let all = within(Limit::SendWr, all, max_wr)?;
-        within(
+        let all = check_limit(Limit::SendWr, all, max_wr)?;
+        check_limit(
             Limit::RecvWr,
             u64::from(load.recvs).saturating_add(drain),
             max_wr,
         )?;
-        within(Limit::SendSge, load.send_sge.into(), attrs.max_send_sge)?;
-        within(Limit::RecvSge, load.recv_sge.into(), attrs.max_recv_sge)?;
+        check_limit(Limit::SendSge, load.send_sge.into(), attrs.max_send_sge)?;
+        check_limit(Limit::RecvSge, load.recv_sge.into(), attrs.max_recv_sge)?;
 
         let entries = Caps::new(all.saturating_sub(drain as u32), load.recvs).entries();
         Ok(Self {
@@ -270,7 +270,7 @@ impl Sizes {
                 recv_sge: load.recv_sge,
             },
             rw_contexts,
-            entries: within(Limit::Cqe, times(entries, load.connections), attrs.max_cqe)?,
+            entries: check_limit(Limit::Cqe, times(entries, load.connections), attrs.max_cqe)?,
             // Not more than all of them.
             places: posted.saturating_sub(load.other_sends.into()) as u32,
             transfer,
