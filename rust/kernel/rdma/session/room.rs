@@ -205,7 +205,7 @@ impl<W> Ring<W> {
     }
 
     /// Returns the slot `n` behind the first.
-    fn at(&self, n: usize) -> usize {
+    fn slot(&self, n: usize) -> usize {
         let at = self.first.wrapping_add(n);
         at.checked_rem(self.slots.len()).unwrap_or(0)
     }
@@ -220,7 +220,7 @@ impl<W> Queue for Ring<W> {
     }
 
     fn push(&mut self, count: u32, owner: W) -> Result<(), W> {
-        let at = self.at(self.len);
+        let at = self.slot(self.len);
         match self.slots.get_mut(at) {
             Some(free @ None) => *free = Some((count, owner)),
             _ => return Err(owner),
@@ -231,7 +231,7 @@ impl<W> Queue for Ring<W> {
 
     fn pop(&mut self) -> Option<W> {
         let (_, owner) = self.slots.get_mut(self.first)?.take()?;
-        (self.first, self.len) = (self.at(1), self.len.wrapping_sub(1));
+        (self.first, self.len) = (self.slot(1), self.len.wrapping_sub(1));
         Some(owner)
     }
 }
