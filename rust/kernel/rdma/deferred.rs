@@ -101,9 +101,9 @@ impl Queue {
 }
 
 /// Values that were dropped, of any types, and that the work item of the first of them tears down.
-pub(crate) struct Batch(batch::Batch<Member>);
+pub(crate) struct Dropped(batch::Batch<Member>);
 
-impl Batch {
+impl Dropped {
     pub(crate) fn new() -> Self {
         Self(batch::Batch::new())
     }
@@ -139,7 +139,7 @@ pub(crate) trait Teardown: Sized + Send + Sync + 'static {
     /// Returns the batch that the value is torn down with, for a type of which there may be
     /// hundreds, and whose end waits for nothing. The value has a reference to what the batch is
     /// part of. Once the value is dropped, this returns the same each time.
-    fn batch(&self) -> Option<&Batch> {
+    fn batch(&self) -> Option<&Dropped> {
         None
     }
 
@@ -255,7 +255,7 @@ impl<T: Teardown> Item<T> {
         // `destroy_workqueue()` frees the workqueue after a grace period.
         let queue = unsafe { &*queue };
         let item = Arc::from(item);
-        if let Some(Batch(batch)) = item.value.batch() {
+        if let Some(Dropped(batch)) = item.value.batch() {
             // SAFETY: The item is valid, and nobody else refers to it, so it is in no batch. It is
             // not used after this unless it is the first: its own work item, which is queued below,
             // takes the batch, and no other does.
@@ -313,7 +313,7 @@ impl<T: Teardown> workqueue::WorkItem for Item<T> {
     fn run(this: Arc<Self>) {
         // SAFETY: Work items run in process context.
         let cx = unsafe { Sleepable::assume() };
-        if let Some(Batch(batch)) = this.value.batch() {
+        if let Some(Dropped(batch)) = this.value.batch() {
             let own = Self::member(&this);
             // This one is the last of its batch: it was the first that was added, and queued.
             for other in batch.take().filter(|it| !ptr::eq(*it, own)) {

@@ -63,7 +63,7 @@ pub(crate) struct Inner {
     /// end of its work items.
     queue: deferred::Workqueue,
     /// The dropped objects of those types of which there may be hundreds.
-    pub(crate) dropped: deferred::Batch,
+    pub(crate) dropped: deferred::Dropped,
 }
 
 /// `ib_event_handler.handler`.
@@ -108,7 +108,7 @@ impl Inner {
             secs: atomic::Atomic::new(0),
             flushes,
             queue: deferred::Workqueue::new(c"rdma_rs")?,
-            dropped: deferred::Batch::new(),
+            dropped: deferred::Dropped::new(),
         });
         KBox::pin_init(init, GFP_KERNEL)
     }

@@ -266,7 +266,7 @@ impl deferred::Teardown for FastRegMr {
         Some(&self.object)
     }
 
-    fn batch(&self) -> Option<&deferred::Batch> {
+    fn batch(&self) -> Option<&deferred::Dropped> {
         // With the MR goes the memory that it keeps, by code of the ULP, which may wait.
         let may_wait = self.kept.as_ref().is_some();
         (!may_wait).then(|| &self.pd.device().inner().dropped)
