@@ -52,7 +52,7 @@ fn listen_on_any(env: &Env, port: u16, dual_stack: bool) -> Result<cm::Listener>
         dual_stack,
         ..Default::default()
     };
-    cm::Listener::with(
+    cm::Listener::new_with(
         &env.client,
         SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
         8,
@@ -168,7 +168,7 @@ mod tests {
         let accept = Arc::new(refuses, GFP_KERNEL)?;
         let (addr, options) = (env.addr(), from(&env, 0));
         check_err!(
-            cm::Listener::with(&env.client, addr, 8, &options, accept, &env.cx).map(|_| ()),
+            cm::Listener::new_with(&env.client, addr, 8, &options, accept, &env.cx).map(|_| ()),
             EINVAL
         );
         let _listener = listen(&env, addr, refuses)?;

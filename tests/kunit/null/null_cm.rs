@@ -619,7 +619,7 @@ mod tests {
                 dual_stack,
                 ..Default::default()
             };
-            let listener = cm::Listener::with(
+            let listener = cm::Listener::new_with(
                 &env.client,
                 SocketAddr::new(ip, port),
                 8,

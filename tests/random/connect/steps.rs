@@ -157,7 +157,7 @@ fn listen(t: &mut Turn<'_>) -> Result {
         t.rng.below(9),
     );
     let client = &World::client(t.cx)?;
-    let listener = cm::Listener::with(client, addr, backlog, &options, answers, t.cx)?;
+    let listener = cm::Listener::new_with(client, addr, backlog, &options, answers, t.cx)?;
     drop(t.world.listeners.put(Listener::Cm(listener)));
     Ok(())
 }

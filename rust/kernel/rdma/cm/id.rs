@@ -639,7 +639,7 @@ type Callback =
 ///         dual_stack: true,
 ///         ..Default::default()
 ///     };
-///     cm::Listener::with(client, addr, 128, &options, accept, cx)
+///     cm::Listener::new_with(client, addr, 128, &options, accept, cx)
 /// }
 /// ```
 #[derive(Clone, Copy, Default)]

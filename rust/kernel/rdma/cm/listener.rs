@@ -329,12 +329,12 @@ impl Listener {
         accept: Arc<dyn Accept>,
         cx: &Sleepable,
     ) -> Result<Self> {
-        Self::with(client, addr, backlog, &Options::default(), accept, cx)
+        Self::new_with(client, addr, backlog, &Options::default(), accept, cx)
     }
 
     /// Listens on `addr`, as [`Listener::new`], in the way that `options` say. Fails as that does;
     /// with `EINVAL` for a source address; and with `ENODEV` if the namespace is being dismantled.
-    pub fn with(
+    pub fn new_with(
         client: &ClientRef,
         addr: SocketAddr,
         backlog: u32,
