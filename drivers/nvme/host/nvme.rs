@@ -399,15 +399,15 @@ impl<T: Transport> Registration<T> {
         unsafe { self.entry.as_ref() }
     }
 
-    /// Deletes the controllers that `which` says, and waits for that (`nvme_delete_ctrl`). One that
-    /// is being created and was not started is left alone.
+    /// Deletes the controllers that `which` selects, and waits for that (`nvme_delete_ctrl`). One
+    /// that is being created and was not started is left alone.
     pub(crate) fn delete(&self, which: impl Fn(&Controller<T>) -> bool, _cx: &Sleepable) {
         let controllers = self.entry().controllers.lock();
         for ctrl in controllers.iter().filter(|ctrl| which(ctrl)) {
             ctrl.delete();
         }
         drop(controllers);
-        // SAFETY: The work queue is there while nvme-core is; the caller may sleep.
+        // SAFETY: nvme-core, which this module uses, has the work queue; the caller may sleep.
         unsafe { bindings::__flush_workqueue(bindings::nvme_delete_wq) };
     }
 }

@@ -1140,7 +1140,7 @@ impl Rdma {
         if identity.queue_count > 1 {
             Self::configure_io_queues(setup, cx)?;
         }
-        // One may have failed while nobody sent commands on it.
+        // One may have failed while it had no commands.
         if Self::is_any_lost(setup) {
             return Err(ENOTCONN.into());
         }

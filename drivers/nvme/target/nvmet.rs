@@ -312,8 +312,8 @@ unsafe extern "C" fn disc_traddr(
     port: *mut bindings::nvmet_port,
     traddr: *mut c_char,
 ) {
-    // SAFETY: The request is being executed, so its response is there until this returns, and
-    // nobody else uses it.
+    // SAFETY: The request is being executed, so its response is valid until this returns, and
+    // nothing else uses it.
     let response = unsafe { (*request_from_raw(req)).owner.assume_init_ref() };
     let len = bindings::NVMF_TRADDR_SIZE as usize;
     // SAFETY: The port is valid. A user may change the address of one that is being disabled, so it
@@ -452,7 +452,7 @@ pub(crate) struct PortConfig {
 
 impl PortConfig {
     /// Reads what is configured. Fails with `EINVAL` if the address is none of IP, or malformed
-    /// (`inet_pton_with_scope`), and says so.
+    /// (`inet_pton_with_scope`), and logs that.
     ///
     /// # Safety
     ///
@@ -714,7 +714,7 @@ enum State {
 /// # Invariants
 ///
 /// - In the state [`State::Given`] nvmet has the request, and `owner` is the response that this is
-///   part of, through which alone it could be reached and moved; in any other nobody has its
+///   part of, through which alone it could be reached and moved; in any other nothing has its
 ///   address.
 /// - In the state [`State::Parsed`] the command was parsed, for a submission queue to which it has
 ///   a reference. Its memory is that of `command`, and what nvmet uses of that is lent, as it is in
@@ -922,7 +922,7 @@ impl Request {
         }
         let req = give(response);
         // SAFETY: The command was parsed, so the function is set, and the data are in place: those
-        // that are not in pages are in `bytes`, where nobody moves the request any longer. nvmet
+        // that are not in pages are in `bytes`, and the request is not moved any longer. nvmet
         // calls `queue_response` when it was executed.
         unsafe {
             let request = request_from_raw(req);
@@ -1072,7 +1072,7 @@ impl Request {
 #[inline]
 fn give(mut response: Taken<Response>) -> *mut bindings::nvmet_req {
     let request = &raw mut response.request;
-    // SAFETY: The request is valid while its response is taken, and nobody else uses it.
+    // SAFETY: The request is valid while its response is taken, and nothing else uses it.
     // INVARIANT: The response is in the request, so nothing reaches either but nvmet.
     unsafe {
         (*request).state = State::Given;
@@ -1088,8 +1088,8 @@ fn give(mut response: Taken<Response>) -> *mut bindings::nvmet_req {
 /// The request was given to nvmet, which does not use it any longer.
 #[inline]
 unsafe fn take_back(req: *mut bindings::nvmet_req, state: State) -> Taken<Response> {
-    // SAFETY: The request was given, as the caller promises, so the response is there, and is taken
-    // once.
+    // SAFETY: The request was given, as the caller promises, so it has the response, which is
+    // taken once.
     unsafe {
         let request = request_from_raw(req);
         (*request).state = state;

@@ -180,7 +180,7 @@ impl<T: Transport> Link<T> {
     }
 
     /// Takes a queue that was stopped from its place, and returns whether it was there. It goes
-    /// when nobody uses it, and with it the requests that its device has lost: a task that waits
+    /// when nothing uses it, and with it the requests that its device has lost: a task that waits
     /// for one of them may hold the [`Setup`](super::Setup), by which it is taken otherwise.
     pub(crate) fn forget(&self, qid: u16, queue: &Arc<T::Queue>, _cx: &Sleepable) -> bool {
         let slot = |ctrl: &Controller<T>| {
@@ -227,7 +227,7 @@ pub(crate) enum State {
 /// - `ctrl` was initialised by `nvme_init_ctrl`, but while this is being made, and the works as
 ///   well.
 /// - There is a reference to the module until this is freed.
-/// - `admin_set` and `io_set` are tag sets as [`Sets`] says.
+/// - `admin_set` and `io_set` are tag sets as [`Sets`] describes.
 #[repr(C)]
 #[pin_data]
 pub(crate) struct Controller<T: Transport> {

@@ -80,7 +80,7 @@ impl Rq {
     #[inline]
     pub(crate) fn command(&self) -> &[u8; 64] {
         // SAFETY: By the type invariant the request is in flight, so nvme-core has made the
-        // command, whose 64 bytes are initialised, and nobody writes them.
+        // command, whose 64 bytes are initialised, and nothing writes them.
         unsafe { &*(&raw const (*self.pdu()).cmd).cast() }
     }
 

@@ -643,7 +643,7 @@ impl<'a, T: Transport> Setup<'a, T> {
             (ctrl, Self::slot((*rq).mq_hctx), Sleepable::assume())
         };
         // SAFETY: The request is valid. Its command was made when it was started, and the first
-        // byte of that says which it is.
+        // byte of that is its opcode.
         let (tag, opcode) = unsafe { ((*rq).tag, (*pdu(rq)).req.cmd.cast::<u8>().read()) };
         let qid = ctrl.slots.iter().position(|it| ptr::eq(it, slot));
         let qid = qid.unwrap_or(0);
