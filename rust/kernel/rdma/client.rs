@@ -105,7 +105,7 @@ pub trait Client: Sized + Send + Sync + 'static {
     fn init(client: &ClientRef) -> impl PinInit<Self, Error>;
 
     /// Called when all devices that are present were added. An error ends the loading of the
-    /// module, which C would free at once: it is freed when nobody else has a reference to it.
+    /// module, which C would free at once: it is freed when nothing else has a reference to it.
     fn ready(self: Pin<&Self>, _client: &ClientRef, _cx: &Sleepable) -> Result {
         Ok(())
     }
@@ -215,7 +215,7 @@ pub unsafe trait ModuleClient: Client {
     fn module() -> &'static ThisModule;
 }
 
-/// Returns whether the module of a client is being unloaded, which begins when nobody has a
+/// Returns whether the module of a client is being unloaded, which begins when nothing has a
 /// reference to it. Until then another subsystem may use what the ULP has registered there, also
 /// where the loading of the module fails, for which this returns `false`.
 ///

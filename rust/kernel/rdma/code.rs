@@ -77,8 +77,8 @@ impl Module {
     }
 
     /// Waits for all others that have a reference to the module, and for tasks that were preempted
-    /// in it, if it is still being loaded: when that fails, C frees it whoever has one. Takes a
-    /// tenth of a second at least.
+    /// in it, if it is still being loaded: when that fails, C frees it in spite of references.
+    /// Takes a tenth of a second at least.
     pub(crate) fn wait_for_users(self, name: &CStr, _cx: &Sleepable) {
         if self.state() != Some(bindings::module_state_MODULE_STATE_COMING) {
             return;

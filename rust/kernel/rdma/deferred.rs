@@ -246,7 +246,7 @@ kernel::impl_has_work! {
 }
 
 impl<T: Teardown> Item<T> {
-    /// Queues an item that nobody else refers to.
+    /// Queues an item that nothing else refers to.
     fn enqueue(item: Pin<sync::UniqueArc<Self>>) {
         let queue = ptr::from_ref(item.value.queue());
         // SAFETY: The workqueue is the core module's, or that of a device or a client to which the
@@ -256,7 +256,7 @@ impl<T: Teardown> Item<T> {
         let queue = unsafe { &*queue };
         let item = Arc::from(item);
         if let Some(Dropped(batch)) = item.value.batch() {
-            // SAFETY: The item is valid, and nobody else refers to it, so it is in no batch. It is
+            // SAFETY: The item is valid, and nothing else refers to it, so it is in no batch. It is
             // not used after this unless it is the first: its own work item, which is queued below,
             // takes the batch, and no other does.
             if !unsafe { batch.add(Self::member(&item)) } {

@@ -766,7 +766,7 @@ impl Request<'_> {
     }
 
     /// Rejects the connection (`ib_send_cm_rej`). Fails with `EINVAL` for more than 148 bytes of
-    /// private data, or the connection manager's error; the request is rejected all the same.
+    /// private data, or the connection manager's error; the request is rejected in any case.
     pub fn reject(self, reason: cm::RejectReason, private_data: &[u8], _cx: &Sleepable) -> Result {
         let len = private_data.len().try_into()?;
         // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.

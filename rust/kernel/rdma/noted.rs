@@ -132,7 +132,7 @@ const POSSIBLE: bool = cfg!(any(
 ///
 /// # Safety
 ///
-/// No request is noted, and nobody posts or polls a CQ meanwhile: a completion that is polled into
+/// No request is noted, and no task posts or polls a CQ meanwhile: a completion that is polled into
 /// an array without the branches may be that of a post that was noted.
 #[doc(hidden)]
 pub unsafe fn set(on: bool) -> Result {
@@ -141,10 +141,10 @@ pub unsafe fn set(on: bool) -> Result {
             pr_err!("posts cannot be noted: this kernel has no static branches\n");
             return Err(EOPNOTSUPP);
         }
-        // SAFETY: By `NOTING` they are off, and nobody posts or polls meanwhile, as the
+        // SAFETY: By `NOTING` they are off, and no task posts or polls meanwhile, as the
         // caller promises.
         (false, true) => to_result(unsafe { bindings::rdma_helper_branches_on() })?,
-        // SAFETY: By `NOTING` they are on, and nobody posts or polls meanwhile, as the
+        // SAFETY: By `NOTING` they are on, and no task posts or polls meanwhile, as the
         // caller promises.
         (true, false) => unsafe { bindings::rdma_helper_branches_off() },
         _ => {}

@@ -944,8 +944,8 @@ impl qp::PreparedCtx for RawCtx {
         // It stays prepared until it has ended: in the state of one that is posted it would be
         // completed as lost.
         if self.state.is_prepared() {
-            // SAFETY: There is no handle of the QP, so nobody posts this, and nobody else takes it
-            // back, as the caller promises.
+            // SAFETY: There is no handle of the QP, so this is not posted, and no other task takes
+            // it back, as the caller promises.
             unsafe { self.finish(false) };
         }
     }

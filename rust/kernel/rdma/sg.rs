@@ -411,9 +411,9 @@ impl<D: AnyDirection> Sgl<D> {
 ///   else uses them: the first and the last entry of a range are cut meanwhile;
 /// - there is at least one, `sg_next` leads from each to the next one and may be called for the
 ///   last one, too, and none is empty;
-/// - they are pages that exist, and neither freed nor given to anybody else;
-/// - nobody reads these by reference if the device writes (all directions but [`ToDevice`], and
-///   [`Sgl::to_device`]), and nobody writes them by reference.
+/// - they are pages that exist, and neither freed nor used for anything else;
+/// - nothing reads these by reference if the device writes (all directions but [`ToDevice`], and
+///   [`Sgl::to_device`]), and nothing writes them by reference.
 ///
 /// The owner may be dropped in any context that a region or a [`Ctx`](crate::rw::Ctx) of it is
 /// dropped in, in the handler of a transfer, and in a work item. That must not wait for the device

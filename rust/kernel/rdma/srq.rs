@@ -483,7 +483,7 @@ impl<T: Receive<N>, const N: usize> posted::Entries for Slots<T, N> {
     fn entry(&self, index: usize) -> Option<(*mut c_void, &posted::State)> {
         let memory = self.0.get(index)?.get();
         // SAFETY: By the type invariant the slot is valid while `self` is borrowed. Its state, of
-        // atomics, is shared with whoever has the slot; only this field is borrowed.
+        // atomics, is shared with the owner of the slot; only this field is borrowed.
         Some(unsafe { ((&raw mut (*memory).value).cast(), &(*memory).state) })
     }
 }

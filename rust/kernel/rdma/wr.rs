@@ -596,7 +596,7 @@ impl<const N: usize, const ID: u64> SendWr<'_, N, RdmaOp, ID> {
 ///     AtomicWr::fetch_add(old.whole_mut(), next, 1).fenced()
 /// }
 ///
-/// /// Takes a lock, if nobody has it.
+/// /// Takes a lock, if it is free.
 /// fn lock(old: &Buf<FromDevice>, word: Remote) -> AtomicWr<'_> {
 ///     AtomicWr::cmp_swap(old.whole_mut(), word, 0, 1)
 /// }

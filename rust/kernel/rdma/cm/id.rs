@@ -205,7 +205,7 @@ impl Id {
 
     /// Connects the id's QP to the peer (`rdma_connect`), waits for that, and returns what the peer
     /// sent along. `handler` gets all events. After an error, what was posted to the QP stays
-    /// there, see [`Qp::drain`], and a connection that comes all the same is ended. Fails with
+    /// there, see [`Qp::drain`], and a connection that comes nevertheless is ended. Fails with
     /// `ECONNREFUSED` if the peer rejects; `ETIMEDOUT` if it does not answer within
     /// [`cm::ConnParam::timeout_ms`]; `EINVAL` without a QP or with too much private data; `EBUSY`
     /// if the id has a handler; `ENODEV` if its device goes; as [`Id::resolve_addr`] in waiting; or
@@ -254,7 +254,7 @@ impl Id {
         let answer = conn.wait_for_answer(established, connect, timeout_ms, cx);
         answer.inspect_err(|_| {
             if asked {
-                // If the connection comes all the same, its callback ends it.
+                // If the connection comes nevertheless, its callback ends it.
                 let _ = conn.begin_disconnect();
             }
             // If the device goes, the handler still gets that event.
@@ -370,7 +370,7 @@ impl Id {
         self.state.conn.release_handler();
     }
 
-    /// Returns what C is told of a connection. Takes no lock: it is called before it is known
+    /// Returns the parameters of a connection for C. Takes no lock: it is called before it is known
     /// whether this task may wait for one.
     fn qp_param(&self, param: &cm::ConnParam<'_>) -> Result<bindings::rdma_conn_param> {
         // SAFETY: The id is alive by the invariant of `RawId`. C may set the QP, which is compared.

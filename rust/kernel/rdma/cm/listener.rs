@@ -103,7 +103,7 @@ impl<M: Manager> Backlog<M> {
     /// waits for longest. There is none if as many are given up or unanswered, or without memory.
     fn make_room(&self) -> bool {
         let mut list = self.list.lock();
-        // What is confirmed or destroyed waits for nobody.
+        // A connection that is confirmed or destroyed waits no longer.
         list.retain(|it| !it.is_over());
         let most = self.max.saturating_mul(2);
         if list.len() >= most || list.reserve(1, GFP_KERNEL | __GFP_NOWARN).is_err() {

@@ -45,7 +45,7 @@ impl<T: Batched> Batch<T> {
     ///
     /// # Safety
     ///
-    /// The item is in no batch, nobody else uses it, and it is valid until it is taken out. If it
+    /// The item is in no batch, nothing else uses it, and it is valid until it is taken out. If it
     /// is not the first it is not used after this.
     pub(crate) unsafe fn add(&self, item: *mut T) -> bool {
         let mut first = self.0.load(Ordering::Relaxed);

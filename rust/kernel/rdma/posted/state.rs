@@ -113,8 +113,8 @@ impl<C> State<C> {
     }
 
     /// Takes a request that is posted to a queue of this QP that `of` selects, and returns its
-    /// callback. The caller knows that no completion of this QP comes, that nobody posts to it, and
-    /// that nobody else takes it so.
+    /// callback. The caller knows that no completion of this QP comes, that nothing is posted to
+    /// it, and that no other task takes it so.
     pub(crate) fn take_lost(
         &self,
         qp: u64,

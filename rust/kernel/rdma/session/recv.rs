@@ -428,7 +428,7 @@ impl<T: RecvHandler> Recv<T> {
         if this.ended.swap(true, Ordering::AcqRel) {
             return None;
         }
-        // SAFETY: The receive had not ended, so both are there, and only this thread has ended it.
+        // SAFETY: The receive had not ended, so it has both, and only this thread has ended it.
         // No `RecvRef` uses them, as the caller promises.
         Some(unsafe {
             Ended {

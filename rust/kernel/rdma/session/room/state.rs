@@ -26,7 +26,7 @@ pub(super) struct Places {
 impl Places {
     /// Returns so many places, far less than [`WAITING`], which are free.
     pub(super) fn new(total: u32) -> Self {
-        // INVARIANT: All are free, and nobody waits.
+        // INVARIANT: All are free, and no owner waits.
         Self {
             now: AtomicU32::new(total),
             total,
@@ -37,8 +37,8 @@ impl Places {
         self.total
     }
 
-    /// Takes `count` places, if so many are free and nobody waits. Acquire: all use of the places
-    /// has happened.
+    /// Takes `count` places, if so many are free and no owner waits. Acquire: all use of the
+    /// places has happened.
     #[inline]
     pub(super) fn take(&self, count: u32) -> bool {
         // While somebody waits, this is less than zero.

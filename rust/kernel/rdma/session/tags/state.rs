@@ -68,7 +68,7 @@ pub(super) enum Half {
 ///
 /// - While no half is out, the parts belong to the holder of the tag.
 /// - Until then, what is posted is only read. While the reply is being handled, its part belongs to
-///   its handler; while it has not come, to nobody.
+///   its handler; while it has not come, nothing uses it.
 pub(super) struct State {
     now: AtomicU32,
     strays: AtomicU32,
