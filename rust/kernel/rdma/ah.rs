@@ -20,8 +20,8 @@ use crate::{
     },
     objects,
     pd::{
-        self,
-        Pd, //
+        Pd,
+        PdId, //
     },
     prelude::internal::*, //
 };
@@ -192,7 +192,7 @@ impl<K: Send + Sync + 'static> deferred::Teardown for OwnedAh<K> {
 /// `raw` is the address handle of `_state`, and `pd` is its PD.
 pub struct Ah {
     pub(crate) raw: NonNull<bindings::ib_ah>,
-    pub(crate) pd: pd::Id,
+    pub(crate) pd: PdId,
     _state: deferred::Deferred<OwnedAh<Pd>>,
 }
 

@@ -39,8 +39,8 @@ use crate::{
     },
     objects,
     pd::{
-        self,
-        Pd, //
+        Pd,
+        PdId, //
     },
     prelude::internal::*,
     qp::Qp,
@@ -224,7 +224,7 @@ struct Claimed {
 impl Claimed {
     /// Notes the QP that the MR, which is of `pd`, is registered through from now on. Returns
     /// `false` if the QP is of another PD.
-    fn change_qp(&mut self, pd: pd::Id, target: &wr::PostTarget) -> bool {
+    fn change_qp(&mut self, pd: PdId, target: &wr::PostTarget) -> bool {
         if target.pd != pd {
             return false;
         }

@@ -51,7 +51,7 @@ pub struct Pd(deferred::Deferred<OwnedPd>);
 
 /// The identity of a PD, its address. It does not keep the PD.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Id(usize);
+pub(crate) struct PdId(usize);
 
 impl Pd {
     /// Allocates a protection domain (`ib_alloc_pd`). Fails with `ENOMEM`, or the driver's error.
@@ -75,8 +75,8 @@ impl Pd {
     }
 
     #[inline]
-    pub(crate) fn id(&self) -> Id {
-        Id(self.0.addr())
+    pub(crate) fn id(&self) -> PdId {
+        PdId(self.0.addr())
     }
 
     /// Returns the device.

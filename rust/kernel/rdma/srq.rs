@@ -56,8 +56,8 @@ use crate::{
     },
     objects,
     pd::{
-        self,
-        Pd, //
+        Pd,
+        PdId, //
     },
     posted,
     prelude::internal::*,
@@ -171,7 +171,7 @@ unsafe extern "C" fn event(event: *mut bindings::ib_event, _context: *mut c_void
 #[pin_data]
 struct Queue {
     raw: NonNull<bindings::ib_srq>,
-    pd: pd::Id,
+    pd: PdId,
     closed: Atomic<bool>,
     out: SlotsOut,
     #[pin]

@@ -12,8 +12,8 @@ use crate::{
     cq,
     cqe::CqeHandler,
     pd::{
-        self,
-        Pd, //
+        Pd,
+        PdId, //
     },
     prelude::internal::*,
     qp_id::QpId,
@@ -36,7 +36,7 @@ pub struct Sge<'a> {
     pub(crate) addr: u64,
     pub(crate) length: u32,
     pub(crate) lkey: u32,
-    pub(crate) pd: pd::Id,
+    pub(crate) pd: PdId,
     pub(crate) _memory: PhantomData<&'a ()>,
 }
 
@@ -163,7 +163,7 @@ pub struct PostTarget {
     pub(crate) raw: NonNull<bindings::ib_qp>,
     /// Kept here, as it takes two loads to find it.
     pub(crate) post_send: trace::Post<bindings::ib_qp, bindings::ib_send_wr>,
-    pub(crate) pd: pd::Id,
+    pub(crate) pd: PdId,
     pub(crate) qp_id: QpId,
     // Not read by each post.
     recv_cq: NonNull<cq::Inner>,
@@ -714,7 +714,7 @@ impl<'a, const N: usize> RecvWr<'a, N> {
 impl<const N: usize, const ID: u64> RecvWr<'_, N, ID> {
     /// Returns whether all entries are of this PD.
     #[inline]
-    pub(crate) fn is_of(&self, pd: pd::Id) -> bool {
+    pub(crate) fn is_of(&self, pd: PdId) -> bool {
         self.sges.sges.iter().all(|sge| sge.0.pd == pd)
     }
 
