@@ -972,7 +972,7 @@ impl<X: Exchange> Tags<X> {
         self.wait_by(Completion::wait_killable, forever, cx)
     }
 
-    fn wait_by(&self, wait: header::Wait, jiffies: Jiffies, cx: &Sleepable) -> Result<Tag<X>> {
+    fn wait_by(&self, wait: header::WaitFn, jiffies: Jiffies, cx: &Sleepable) -> Result<Tag<X>> {
         match self.take() {
             // SAFETY: The header has just given this tag to this call, and gives it to no other
             // until it is put.

@@ -28,7 +28,7 @@ use kernel::{
 };
 
 /// A wait of a [`Completion`], which tells what ends it.
-pub(super) type Wait = fn(&Completion, Jiffies, &Sleepable) -> Result<Jiffies>;
+pub(super) type WaitFn = fn(&Completion, Jiffies, &Sleepable) -> Result<Jiffies>;
 
 /// The initialiser of a [`Header`]: what may fail was done.
 pub(super) struct HeaderInit {
@@ -198,7 +198,7 @@ impl Header {
     }
 
     /// Takes a free tag, for which this waits at most so many jiffies.
-    pub(super) fn wait(&self, wait: Wait, mut left: Jiffies, cx: &Sleepable) -> Result<usize> {
+    pub(super) fn wait(&self, wait: WaitFn, mut left: Jiffies, cx: &Sleepable) -> Result<usize> {
         let mut guard = self.lock.lock();
         // From here on tags are put under the lock.
         guard.waiters = guard.waiters.saturating_add(1);
