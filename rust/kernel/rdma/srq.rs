@@ -169,7 +169,7 @@ unsafe extern "C" fn event(event: *mut bindings::ib_event, _context: *mut c_void
 /// - `out` counts the slots that are dropped after `closed` was set; `returned` completes with the
 ///   last.
 #[pin_data]
-struct Queue {
+struct SlotQueue {
     raw: NonNull<bindings::ib_srq>,
     pd: PdId,
     closed: Atomic<bool>,
@@ -182,9 +182,9 @@ struct Queue {
 }
 
 // SAFETY: `struct ib_srq` may be used from any thread, and the rest is `Send`.
-unsafe impl Send for Queue {}
+unsafe impl Send for SlotQueue {}
 // SAFETY: `struct ib_srq` may be used by several threads at once, and the rest is `Sync`.
-unsafe impl Sync for Queue {}
+unsafe impl Sync for SlotQueue {}
 
 /// Reports a slot that could not be posted again.
 fn report(Refusal { error, named }: Refusal) {
@@ -198,7 +198,7 @@ fn report(Refusal { error, named }: Refusal) {
     }
 }
 
-impl Queue {
+impl SlotQueue {
     /// Counts a slot that was dropped after the queue was closed. It may be gone after this.
     fn put(&self) {
         if self.out.put() {
@@ -232,7 +232,7 @@ impl Queue {
 ///
 /// The SRQ of `queue` has the slots `slots`, `count` of them.
 pub(crate) struct Inner {
-    queue: Pin<KBox<Queue>>,
+    queue: Pin<KBox<SlotQueue>>,
     slots: KBox<dyn AnySlots>,
     count: u32,
     pub(crate) pd: Pd,
@@ -300,7 +300,7 @@ fn create(
     })?;
     let raw = NonNull::new(raw).ok_or(ENOMEM)?;
     // INVARIANT: The SRQ is new, and the queue not closed.
-    let Ok(queue) = queue.write_pin_init(pin_init!(Queue {
+    let Ok(queue) = queue.write_pin_init(pin_init!(SlotQueue {
         raw,
         pd: pd.id(),
         closed: Atomic::new(false),
@@ -398,7 +398,7 @@ impl Drop for SrqReservation {
 struct SlotInner<T> {
     /// The first field, so its address is that of the memory.
     cqe: bindings::ib_cqe,
-    queue: NonNull<Queue>,
+    queue: NonNull<SlotQueue>,
     state: posted::State,
     #[pin]
     value: T,
@@ -411,7 +411,7 @@ trait AnySlots: posted::Entries {
     /// # Safety
     ///
     /// Called once, with the queue of the slots' SRQ, which lives longer than that.
-    unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result;
+    unsafe fn post_all(&self, queue: NonNull<SlotQueue>) -> Result;
 
     /// Returns the slots as entries, whose states can be read.
     fn entries(&self) -> &dyn posted::Entries;
@@ -460,7 +460,7 @@ impl<T: Receive<N>, const N: usize> Slots<T, N> {
 }
 
 impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
-    unsafe fn post_all(&self, queue: NonNull<Queue>) -> Result {
+    unsafe fn post_all(&self, queue: NonNull<SlotQueue>) -> Result {
         for slot in &self.0 {
             let memory = NonNull::from(slot).cast::<SlotInner<T>>();
             // SAFETY: The slot was not posted yet, so its memory is unused; the caller promises
@@ -496,7 +496,7 @@ impl<T: Receive<N>, const N: usize> posted::Entries for Slots<T, N> {
 /// used by anything else, nor after success.
 #[inline]
 unsafe fn post<T: Receive<N>, const N: usize>(
-    queue: &Queue,
+    queue: &SlotQueue,
     memory: NonNull<SlotInner<T>>,
 ) -> Result<(), Refusal> {
     // SAFETY: The caller promises that the slot is one of the SRQ's, and that nothing else uses its
@@ -599,8 +599,8 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
     #[inline]
     fn drop(&mut self) {
         let memory = self.0.as_ptr();
-        // SAFETY: By the type invariant the memory is valid. `Queue::close` waits for slots that
-        // are handed out, so the queue is open.
+        // SAFETY: By the type invariant the memory is valid. `SlotQueue::close` waits for slots
+        // that are handed out, so the queue is open.
         let (state, queue) = unsafe { (&(*memory).state, (*memory).queue.as_ref()) };
         let _rcu = rcu::read_lock();
         if queue.closed.load(Relaxed) {
@@ -617,7 +617,7 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
 }
 
 // SAFETY: The value stays in place until the slot is dropped: its state is not idle, and
-// `Queue::close` waits for it. No other `Slot` has it; it is `Unpin`, so no other part of the
+// `SlotQueue::close` waits for it. No other `Slot` has it; it is `Unpin`, so no other part of the
 // kernel has its address.
 unsafe impl<T, const N: usize, const ID: u64> cqe::CqePointer<ID> for Slot<T, N>
 where
