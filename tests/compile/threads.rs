@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The types that may go to other threads or be used by several at once: as concurrency.rst says.
+//! The types that may go to other threads or be used by several at once: as concurrency.rst has it.
 
 use rdma::{
     client::ClientRef,

@@ -123,7 +123,7 @@ fn connect(
 
 struct Read;
 
-/// Where the peer writes what was asked for, and the message that says so.
+/// Where the peer writes what was asked for, and the message that reports it.
 struct Request {
     region: Region<FromDevice>,
     buf: Buf<ToDevice>,

@@ -585,7 +585,7 @@ def objects():
     lines = []
     for kind in ("cm_id", "qp", "cq", "pd", "mr"):
         said = sh("rdma", "resource", "show", kind).stdout
-        # C says that the QPs of rdma_create_qp() are the connection manager's.
+        # C documents that the QPs of rdma_create_qp() are the connection manager's.
         lines += [line for line in said.splitlines() if re.search(r"comm \[(nvmet?|rdma_cm\])", line)]
     return lines
 

@@ -23,7 +23,7 @@ FEW = {"nr_io_queues": 1, "queue_size": 16, "reconnect_delay": 1, "ctrl_loss_tmo
 # Of the places in it, those are alike that are reached by another file: nvme-core makes dozens for each disk.
 SHARED = "debugfs_create_file"
 TIMEOUTS = Path("/sys/module/nvme_core/parameters")
-# A place that has failed, and the modules that its functions are in, as tests/faults says it.
+# A place that has failed, and the modules that its functions are in, as tests/faults prints it.
 PLACE = re.compile(r"rdma-rs fault: place (\w+): .*, of(.*)")
 
 

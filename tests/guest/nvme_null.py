@@ -55,7 +55,7 @@ def near(ground):
         assert said == node, f"the node is {said} and not {node}"
 
 
-# What the crate says of a request that was refused so.
+# What the crate logs of a request that was refused so.
 UNKNOWN = "a driver did not say which request it refused"
 
 

@@ -612,7 +612,7 @@ for n in 1, 2:
         against(f"connect: the {f} of I/O queue {n} of 2 is refused", fails_queue(n, f))(of_two)
 
 # Access to namespaces is asymmetric, and that of their only group changes, for which a host waits twice as long as the
-# target says it takes, in seconds.
+# target reports that it takes, in seconds.
 ANATT = 1
 CHANGING = {76: ("B", 8), 342: ("B", ANATT), 343: ("B", 0x1f), 344: ("I", 1), 348: ("I", 1), 540: ("I", 1)}
 ANA_LOG, ANA_CHANGE = 0x0c, 0x0f
@@ -814,7 +814,7 @@ def deleted_in_reset(ground, peer):
 
 
 # Firmware is being activated, which is told of if the host wants it. nvme-core has the controller in the state of a
-# reset meanwhile, waits until CSTS no longer says that commands are to wait, and has it live again.
+# reset meanwhile, waits until CSTS no longer has commands wait, and has it live again.
 ACTIVATES = {92: ("I", 0x300)}
 ACTIVATION = 0x0102
 

@@ -6,7 +6,7 @@
  *   p9_relay ADDR PORT SERVER_PORT [HOW [COUNT]]
  *
  * Serves one connection to its end, or with "deaf" keeps who asks for one waiting. From the COUNTth reply on, which is
- * the first one otherwise, it misbehaves as HOW says: see misbehave(). Or it does not relay what it should: see keep().
+ * the first one otherwise, it misbehaves by HOW: see misbehave(). Or it does not relay what it should: see keep().
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -109,7 +109,7 @@ static int send_reply(size_t len)
 	return rdma_get_send_comp(id, &wc) > 0 && wc.status == IBV_WC_SUCCESS;
 }
 
-/* Sends a reply as HOW says; returns 0 if the connection is over. */
+/* Sends a reply by HOW; returns 0 if the connection is over. */
 static int misbehave(uint32_t size)
 {
 	uint16_t tag = tag_of(reply);

@@ -363,7 +363,7 @@ static void do_event(char **words)
 		say_event(c - connections, next_event(c, number(words, 2)));
 }
 
-/* reg OFFSET LENGTH ACCESS: a region, whose key it says. ACCESS has r, w or both. */
+/* reg OFFSET LENGTH ACCESS: a region, whose key it prints. ACCESS has r, w or both. */
 static void do_reg(char **words)
 {
 	int access = IBV_ACCESS_LOCAL_WRITE;

@@ -85,7 +85,7 @@ def peer(role, port, count, size=64, addr=ADDR, where=(), seconds=110):
 
 
 # At its end rping closes the channel that a thread of its own waits on, which may end it first: after it has
-# said that the connection has ended, if it does. What else it says is a failure.
+# said that the connection has ended, if it does. What else it prints is a failure.
 CLOSED = "rdma_get_cm_event: Bad file descriptor"
 ENDED = {"client DISCONNECT EVENT...", "server DISCONNECT EVENT...", "wait for RDMA_READ_ADV state 10"}
 

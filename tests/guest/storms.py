@@ -32,7 +32,7 @@ OBJECTS = Path("/sys/kernel/debug/rdma_rs/objects")
 END = 120
 # A connection without a peer is to end long before.
 TIMEOUT_MS = 4000
-# What a userspace rping says of IBV_WC_RETRY_EXC_ERR.
+# What a userspace rping prints for IBV_WC_RETRY_EXC_ERR.
 UNACKNOWLEDGED = "cq completion failed status 12"
 LOADS = ("send_rate", "write_rate", "read_rate")
 STORMS = {}
@@ -203,7 +203,7 @@ def in_trouble(rng, kind, count=10):
         told = is_told(user)
         assert told or "loss" in wire.TROUBLES[kind], f"{kind}: a server did not learn of the end"
         figures["untold"] = int(not told)
-        # One that is disconnected before its time ends well, and says so.
+        # One that is disconnected before its time ends well, and prints that.
         said = []
         for user in users:
             status, text = finish(user)

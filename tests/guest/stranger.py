@@ -152,7 +152,7 @@ class Stranger:
                 theirs, ours = struct.unpack("!II", answer[:8])
                 if ours == number and attribute == REP:
                     self.send_mad(mad(RTU, {0: ("II", ours, theirs)}))
-                    # Each side says which PSN it expects, as rdma_cm has it.
+                    # Each side tells which PSN it expects, as rdma_cm has it.
                     return int.from_bytes(answer[12:15], "big"), int.from_bytes(answer[20:23], "big")
                 if ours == number:
                     return None

@@ -41,7 +41,7 @@ pub(crate) fn expect(times: usize, text: &str) {
     }
 }
 
-/// Skips the running case, and says why.
+/// Skips the running case, and prints why.
 pub(crate) fn skip(why: &CStr) -> Result {
     // SAFETY: Cases run in their own thread, as tests, so there is one. It is written by that
     // thread only while the case runs, and the text is cut to its room, with a zero at its end.

@@ -326,7 +326,7 @@ fn patience() -> Delta {
     }
 }
 
-/// Waits until the condition holds; fails, and says where, when it never does.
+/// Waits until the condition holds; fails, and prints where, when it never does.
 #[track_caller]
 #[inline]
 pub(crate) fn wait(mut condition: impl FnMut() -> bool) -> Result {

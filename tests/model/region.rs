@@ -113,8 +113,8 @@ impl Shared {
         }
     }
 
-    /// As `Region::remote_invalidated`. A device says that the peer has invalidated a key, which is
-    /// valid at that time only.
+    /// As `Region::remote_invalidated`. A device reports that the peer has invalidated a key, which
+    /// is valid at that time only.
     fn look(&self, proof: bool) {
         if self.state.claim_registered() {
             self.use_claim();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Rejects what an id has sent, then destroys the id. A message that is still sent again keeps the
- * id until ib_destroy_cm_id() says that it waits for too long.
+ * id until ib_destroy_cm_id() warns that it waits for too long.
  */
 
 #include "cm.h"

@@ -59,7 +59,7 @@ static int ask(struct ib_mad_agent *agent, u16 pkey_index)
 	return ret;
 }
 
-/* Where the message came from, as the kernel says it of what the device itself has sent. */
+/* Where the message came from, as the kernel has it of what the device itself has sent. */
 static int check(int i, u16 pkey_index)
 {
 	struct ib_wc *wc = kept[i]->wc;

@@ -128,7 +128,7 @@ impl<C: Way> Turn<'_, C> {
         ("new session", 1, talk::new_session),
     ];
 
-    /// Takes a step, and says which, and whether it could be done.
+    /// Takes a step, and returns which, and whether it could be done.
     pub(crate) fn step(&mut self) -> (usize, bool) {
         let mut left = self.rng.below(Self::STEPS.iter().map(|step| step.1).sum());
         for (index, (_, share, step)) in Self::STEPS.iter().enumerate() {

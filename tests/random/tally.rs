@@ -48,7 +48,7 @@ impl Tally {
         Ok(Arc::new(this, GFP_KERNEL)?)
     }
 
-    /// Notes, and says, what must never be.
+    /// Notes, and prints, what must never be.
     pub(crate) fn wrong(&self, what: &str) {
         pr_err!("FAILED: {what}\n");
         self.wrong.fetch_add(1, Relaxed);
@@ -121,7 +121,7 @@ impl Life {
         self.post();
     }
 
-    /// Notes, and says, what must never be.
+    /// Notes, and prints, what must never be.
     pub(crate) fn wrong(&self, what: &str) {
         self.tally.wrong(what);
     }

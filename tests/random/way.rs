@@ -18,7 +18,7 @@ use rdma::{
 
 /// A polling context.
 pub(crate) trait Way: FixedContext + Provides<context::Atomic> + Unpin + Sized {
-    /// Makes a CQ, which may be one that others share if `pool` says so.
+    /// Makes a CQ, which may be one that others share if `pool` is set.
     fn make(
         dev: &Device,
         entries: u32,

@@ -17,7 +17,7 @@ REPORT = Path("/run/on-device-test")
 CONFIGFS = Path("/sys/kernel/config")
 # What the suite has loaded, in the order of loading.
 SUITE = ("configfs", "ib_uverbs", "rdma_ucm", "rdma_rs", "rdma_rping")
-# What it says when it has begun with the rows of a kind.
+# What it prints when it has begun with the rows of a kind.
 ROW = {"rping": "pass: rping, ", "nvme": "pass: nvme, "}
 # The rows of each kind.
 ROWS = {"rping": 12, "samples": 9, "nvme": 3, "bench": 7}

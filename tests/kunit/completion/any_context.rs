@@ -103,7 +103,7 @@ impl Softirqs {
         Ok(Self(null))
     }
 
-    /// Calls a function in the handler of a completion, and returns what it says.
+    /// Calls a function in the handler of a completion, and returns its result.
     fn call<T: Unpin + Send + 'static>(
         &self,
         call: impl FnOnce() -> Result<T> + Unpin + Send + 'static,

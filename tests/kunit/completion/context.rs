@@ -68,7 +68,7 @@ fn handler_may_sleep<C: Polled + Provides<N>, N: Context>() -> Result<bool> {
 /// Set once a handler has run: `true` if it could sleep.
 type Answer = Arc<kernel::sync::SetOnce<bool>>;
 
-/// Posts a request that completes to a CQ, whose handler says whether it may sleep.
+/// Posts a request that completes to a CQ, whose handler reports whether it may sleep.
 fn ask(null: &NullEnv, cq: &Cq<AnyContext>) -> Result<(Qp<AnyContext>, Answer)> {
     let qp = null.env.raw_qp(cq, &Caps::new(1, 1))?;
     null.dev

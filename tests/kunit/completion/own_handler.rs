@@ -20,7 +20,7 @@ use rdma::{
 
 const CAPS: Caps = Caps::new(4, 4);
 
-/// Calls `call` in a handler in context `C`, with a QP of the same CQ, and returns what it says.
+/// Calls `call` in a handler in context `C`, with a QP of the same CQ, and returns its result.
 fn in_own_handler<C, N, T>(call: impl FnOnce(Qp<C>, &N) -> T + Unpin + Send + 'static) -> Result<T>
 where
     C: Polled + Provides<N>,

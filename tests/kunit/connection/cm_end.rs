@@ -17,7 +17,7 @@ use kernel::{
 };
 use rdma::prelude::*;
 
-/// Destroys an id at the first event, and keeps what that says.
+/// Destroys an id at the first event, and keeps what that returns.
 struct Destroys {
     id: Arc<Place<cm::Id>>,
     said: SetOnce<Option<Error>>,

@@ -42,7 +42,7 @@ fn begin(env: &Env, addr: SocketAddr) -> Result<cm::Id> {
     cm::Id::connect_to(&env.client, addr, STEP_MS, &options, none, &env.cx)
 }
 
-/// Destroys a listener when the device goes, and keeps what that says.
+/// Destroys a listener when the device goes, and keeps what that returns.
 struct Waits(Arc<Place<ibcm::Listener>>, Arc<Place<Result>>);
 
 impl cm::Handler for Waits {

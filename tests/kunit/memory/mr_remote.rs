@@ -59,7 +59,7 @@ impl<C: Polled> CqeHandler for Ends<C> {
     }
 }
 
-/// Has side `a` of `link` invalidate a key, and says whether that was proof for the region.
+/// Has side `a` of `link` invalidate a key, and returns whether that was proof for the region.
 #[track_caller]
 fn end<C: Polled>(link: &Link<C>, region: Whole, rkey: u32) -> Result<(Whole, bool)> {
     let said: Said = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
@@ -127,7 +127,7 @@ fn local<C: Polled>(link: &Link<C>, mut region: Whole, times: usize) -> Result<W
     Ok(region)
 }
 
-/// A QP of a null device, its peer, and their CQ, which is polled where a test says so only.
+/// A QP of a null device, its peer, and their CQ, which is polled where a test does that only.
 #[allow(clippy::type_complexity)]
 fn unpolled() -> Result<(NullEnv, Arc<Qp<Direct>>, Qp<Direct>, Cq<Direct>)> {
     let Null { a, b, cq, env, dev } = Null::<Direct>::new()?;
@@ -176,7 +176,7 @@ fn register_unpolled(qp: &Qp<Direct>, cq: &Cq<Direct>, region: Whole) -> Result<
     })
 }
 
-/// Has the peer invalidate a key, and says whether the completion that `poll` takes was proof.
+/// Has the peer invalidate a key, and returns whether the completion that `poll` takes was proof.
 fn end_unpolled(
     env: &Env,
     qp: &Arc<Qp<Direct>>,

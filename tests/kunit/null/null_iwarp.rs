@@ -84,7 +84,7 @@ impl Link {
         wait(|| region.is_idle())
     }
 
-    /// Has side `a` invalidate a key, and returns where side `b` says whether that was proof for
+    /// Has side `a` invalidate a key, and returns where side `b` reports whether that was proof for
     /// the region.
     fn end(
         &self,

@@ -64,7 +64,7 @@ fn is_kept<P, T>(posted: core::result::Result<T, PostError<P>>) -> Result {
     }
 }
 
-/// Has a region of its own, and says whether that was idle in the handler.
+/// Has a region of its own, and reports whether that was idle in the handler.
 #[derive(HasCqe)]
 struct Own {
     reg: Cqe<Self, 0>,

@@ -213,7 +213,7 @@ mod tests {
         let (region, ..) = carry(&null, alone(&null)?, false)?;
         fail_next(&null, wc::Status::RETRY_EXC_ERR)?;
         let (region, ..) = carry(&null, region, true)?;
-        // The device has forgotten the key, so that it can fail only. What it says then is no
+        // The device has forgotten the key, so that it can fail only. What it reports then is no
         // proof.
         let (region, outcome, idle) = carry(&null, region, true)?;
         check_eq!((outcome, idle), (Err(wc::Status::LOC_QP_OP_ERR), false));

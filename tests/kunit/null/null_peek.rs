@@ -136,7 +136,7 @@ mod tests {
         Ok(())
     }
 
-    /// The device says so where it is not so.
+    /// The device reports it where it is not so.
     #[test]
     fn memory_is_no_entry_either() -> Result {
         let (null, sent) = (Null::<Softirq>::new()?, Inbox::new()?);

@@ -51,7 +51,7 @@ impl<C: Polls> Beat<C> {
         Ok(KBox::pin(beat, GFP_KERNEL)?)
     }
 
-    /// Counts, and says whether there is to be another round.
+    /// Counts, and returns whether there is to be another round.
     fn goes_on(&mut self, wc: &Wc) -> bool {
         if wc.result().is_err() || self.left == 0 {
             return false;
@@ -150,7 +150,7 @@ enum Queues {
     SendThenRecv,
 }
 
-/// Posts itself again once, and says whether it had the only reference to its QP meanwhile.
+/// Posts itself again once, and reports whether it had the only reference to its QP meanwhile.
 #[derive(HasCqe)]
 struct Asks<C: Polls> {
     sent: Cqe<Self, 0>,

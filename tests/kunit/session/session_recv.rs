@@ -503,7 +503,7 @@ mod tests {
         wait(|| counts.failed.get() == COUNT as i32)
     }
 
-    /// A peer may send fewer bytes than the protocol says, or write elsewhere. That is an error,
+    /// A peer may send fewer bytes than the protocol has, or write elsewhere. That is an error,
     /// not a panic, which would end the machine.
     #[test]
     fn short_message_is_an_error() -> Result {

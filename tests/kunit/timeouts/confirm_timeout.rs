@@ -36,7 +36,7 @@ impl cm::Handler for Says {
 }
 
 /// Accepts a request of a peer that confirms nothing, does this to the id, and returns how long it
-/// takes until the handler's last event, and what that says.
+/// takes until the handler's last event, and what that returns.
 fn given_up(then: impl Fn(&cm::Id) + Send + Sync + 'static) -> Result<(i64, Error)> {
     let (env, said, kept) = (Env::new()?, Place::new()?, Place::new()?);
     let (addr, pd, says, keep) = (env.addr(), env.pd.clone(), said.clone(), kept.clone());

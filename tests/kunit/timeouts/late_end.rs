@@ -69,7 +69,7 @@ fn all_end(null: NullEnv) -> Result {
     wait(|| dev.is_removed())
 }
 
-/// Destroys the QP that is put here, in a handler, and says what that returned.
+/// Destroys the QP that is put here, in a handler, and keeps what that returned.
 fn destroy_in_handler(
     put: &Arc<Place<Qp<Workqueue>>>,
     said: &Arc<Place<Result>>,

@@ -86,7 +86,7 @@ impl Turn<'_> {
         ("let go", 10, let_go),
     ];
 
-    /// Takes a step, and says which, and whether it could be done.
+    /// Takes a step, and returns which, and whether it could be done.
     fn step(&mut self) -> (usize, bool) {
         let mut left = self.rng.below(Self::STEPS.iter().map(|step| step.1).sum());
         for (index, (_, share, step)) in Self::STEPS.iter().enumerate() {
