@@ -154,7 +154,7 @@ struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    /// Takes the value of a key, if it is there.
+    /// Takes the value of a key, if it has one.
     #[inline(never)]
     fn value(&mut self, key: &str) -> Option<&'a str> {
         let mut found = None;

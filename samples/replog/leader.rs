@@ -146,7 +146,7 @@ impl Leader {
                     op.flush(&self.qp, &self.pad, self.place(&append)?, append.len)?;
                 }
                 _ => {
-                    // Writes are executed in order, so all before it are there, too.
+                    // Writes are executed in order, so all before it have arrived, too.
                     acknowledged = append.seq;
                     let all = acknowledged < count;
                     self.append(op, if all { MAX_RECORD } else { 40 })?;

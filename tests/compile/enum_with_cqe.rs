@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A callback that is there or not, as the owner pleases.
+//! A callback that an owner has or has not.
 
 use rdma::prelude::*;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Freeing the buffers of an SRQ while the SRQ is there: a handler has a slot, not its memory.
+//! Freeing the buffers of an SRQ while the SRQ exists: a handler has a slot, not its memory.
 
 use rdma::{
     prelude::*,

@@ -371,7 +371,7 @@ pub(crate) mod region {
         type Pointer = Arc<Self>;
         type Needs = Sleepable;
 
-        /// The invalidation: the key is not valid any more.
+        /// The invalidation: the key is no longer valid.
         fn done(this: Arc<Self>, wc: &Wc, _cx: &Sleepable) {
             this.closed.set(wc.result().map(drop).map_err(Error::from));
         }

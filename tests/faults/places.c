@@ -10,7 +10,7 @@
  * the number of one that is not to fail, and forgets all of them when it gets an empty line.
  *
  * What the checkers allocate for themselves does not count, whatever the fail-nth: they do without,
- * or look at nothing any more.
+ * or no longer look at anything.
  */
 #include <linux/fault-inject.h>
 #include <linux/hash.h>

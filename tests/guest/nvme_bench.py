@@ -51,7 +51,7 @@ HOST_SAVINGS = ("sig_limit=16", "copied_data_size=4096")
 TARGET_SAVINGS = ("sig_limit=16", "kept_data_size=4096")
 # Connections that exist at once.
 CONNECTIONS = 24
-# Those that exist before, so that what many have in common is there.
+# Those that exist before, so that what many have in common exists.
 FIRST = 4
 # By the number of I/O queues: on one CPU there is one of each kind, and the last one is polled.
 QUEUES = {1: "nr_io_queues=1", 3: "nr_io_queues=1,nr_write_queues=1,nr_poll_queues=1"}

@@ -280,7 +280,7 @@ for limit in (1, 16):
                   ground.pair(null, target={"param_inline_data_size": inline}, nr_io_queues=1) as (_, host)):
                 ground.content(host.disk(), null, EDGES, rng)
                 before = counted(null, 11)
-                # What says where is data of a command, too, in no bio.
+                # What gives the place is data of a command, too, in no bio.
                 ground.fio(host.disk(), rw="randtrimwrite", verify="crc32c", iodepth=16, size="256k")
                 assert counted(null, 11) > before, "no discard has come to the backing"
                 jobs = [{"name": f"bs{block}", "bs": block, "size": 64 * block, "offset": MIB * n, "mem_align": 512}

@@ -99,7 +99,7 @@ def queue_lost(ground, end, bs):
 
 @case("a target's queue completes nothing any more", links=("null",), defects={("target", "c"): WAITS})
 def lost(ground):
-    # Some RDMA READs are posted when nothing completes any more.
+    # Some RDMA READs are posted when nothing completes any longer.
     queue_lost(ground, TARGET, "64k")
 
 

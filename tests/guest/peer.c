@@ -38,7 +38,7 @@ struct event {
 struct connection {
 	struct rdma_cm_id *id;
 	struct ibv_cq *cq;
-	/* A completion that was taken and not told, if it is there. */
+	/* A completion that was taken and not told, if any. */
 	struct ibv_wc kept;
 	int keeps;
 	struct event *first, **last;

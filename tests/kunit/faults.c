@@ -3,7 +3,7 @@
  * Has each case of a suite run with one allocation that fails: the thread that runs the case has
  * the parameter nth of the module as its fail-nth. None fails where that is zero.
  *
- * A suite is run again and again by its file in debugfs, until the parameter fired says that
+ * A suite is run again and again by its file in debugfs, until the parameter fired shows that
  * nothing has failed. A case in which nothing has failed is left out afterwards, until
  * zero is written.
  */

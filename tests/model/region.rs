@@ -274,7 +274,7 @@ fn peer_invalidates_too() {
         assert!(region.register());
         let valid = region.work(false);
         assert!(valid);
-        // The peer's message has come, so the key is not valid any more.
+        // The peer's message has come, so the key is no longer valid.
         let other = {
             let region = region.clone();
             thread::spawn(move || region.look(true))

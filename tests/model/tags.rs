@@ -368,7 +368,7 @@ struct Table {
 #[derive(Default)]
 struct Locked {
     waiters: u32,
-    /// There is no handle any more.
+    /// There is no handle any longer.
     ended: bool,
 }
 

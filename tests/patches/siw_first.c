@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Sends a message as soon as the connection is there: it must be received. */
+/* Sends a message as soon as the connection is made: it must be received. */
 
 #include <linux/in.h>
 #include <net/net_namespace.h>

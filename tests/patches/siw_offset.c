@@ -35,7 +35,7 @@ static int run(struct ib_qp *qp)
 	if (IS_ERR(mr))
 		return PTR_ERR(mr);
 	strscpy(bytes, "written", 8);
-	/* The bytes of a WRITE are there when a later READ has completed. */
+	/* The bytes of a WRITE have arrived when a later READ has completed. */
 	ret = write_and_wait(qp, mr, bytes, 8) ?: read_and_wait(qp, mr, bytes, 8);
 	if (!ret && request_status != IB_WC_SUCCESS)
 		ret = -EIO;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* An RDMA WRITE that says it has no bytes has some: that must end the connection, and no more. */
+/* An RDMA WRITE whose length is zero has bytes: that must end the connection, and no more. */
 
 #include "packet.h"
 

@@ -308,7 +308,7 @@ pub(crate) struct Conn<C: Way> {
     /// The messages that this end, and that the other may send.
     pub(crate) credits: Arc<SendCredits>,
     granted: Arc<SendCredits>,
-    /// `true` if the session is not to be used any more.
+    /// `true` if the session must no longer be used.
     over: Atomic<bool>,
     /// `true` if the context of the QP may have that. Otherwise it stays until the QP ends.
     pub(crate) keeps_itself: Atomic<bool>,
@@ -492,7 +492,7 @@ impl<C: Way> Conn<C> {
         }
     }
 
-    /// The session is not to be used any more.
+    /// The session must no longer be used.
     pub(crate) fn close(&self) {
         self.over.store(true, Relaxed);
         self.tags.close(ECONNRESET);

@@ -59,7 +59,7 @@ struct perf_result {
 	u64 errors;
 };
 
-/* A buffer that is mapped for as long as it is there. */
+/* A buffer that is mapped until it is freed. */
 struct perf_buf {
 	void *mem;
 	struct ib_sge sge;

@@ -235,7 +235,7 @@ mod tests {
     fn given_up_while_the_peer_is_silent() -> Result {
         not_on_iwarp!(c"siw waits for TCP, for minutes");
         let (env, gone) = (Env::new()?, Counter::new()?);
-        // The interface takes any address for one of its network, but nobody is there.
+        // The interface takes any address for one of its network, but none has it.
         let silent = SocketAddr::from(([192, 0, 2, 99], 1));
         let (id, dialer) = begin(&env, silent, &gone, Dialer::make_qp)?;
         wait(|| dialer.resolved.get() == 1)?;
@@ -309,7 +309,7 @@ mod tests {
         for i in 0..TIMES {
             let (id, dialer) = begin(&env, addr, &gone, Dialer::make_qp)?;
             kernel::time::delay::fsleep(kernel::time::Delta::from_micros(i64::from(i) * 100));
-            // Too early, just then, or when the connection is there.
+            // Too early, just then, or when the connection is made.
             id.disconnect(&env.cx)?;
             drop((id, dialer));
         }

@@ -34,7 +34,7 @@ fn over(link: Link<Softirq>) -> Result {
     let Link { a, b, .. } = link;
     check_eq!((a.events.failed(), b.events.failed()), (0, 0));
     check_eq!((a.events.established(), b.events.established()), (1, 1));
-    // The ids are there, but the handlers have been let go.
+    // The ids exist, but the handlers have been let go.
     let (kept_a, kept_b) = (a.id.clone(), b.id.clone());
     drop((a, b));
     wait(|| gone_a.get() == 1 && gone_b.get() == 1)?;
@@ -59,7 +59,7 @@ impl cm::Handler for Owner {
     }
 }
 
-/// A handler that ends the connection as soon as it is there.
+/// A handler that ends the connection as soon as it is made.
 #[pin_data]
 struct Leaver {
     #[pin]

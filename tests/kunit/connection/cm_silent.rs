@@ -47,7 +47,7 @@ impl cm::Handler for Nothing {
 }
 
 /// Uses an agent of the port in the callback of a peer that has not answered, and keeps what that
-/// says.
+/// returns.
 struct UsesAgent {
     agent: Agent,
     peer: Peer,

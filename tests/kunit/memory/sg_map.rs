@@ -228,7 +228,7 @@ mod tests {
             return Err(crate::check::fail("it was mapped"));
         };
         check_eq!(e.error, EINVAL);
-        // Both are there for another try.
+        // Both can be tried again.
         let whole = map::<_, Bidirectional>(&env, Gap::new(PAGE_SIZE as u32)?)?;
         drop(Region::map(e.mr, whole)?);
         Ok(())

@@ -396,7 +396,7 @@ mod tests {
         result
     }
 
-    /// The peer may send once it is accepted; that the connection is there is told later.
+    /// The peer may send once it is accepted; that the connection is made is told later.
     #[test]
     fn data_come_before_the_connection_is_established() -> Result {
         let (net, held) = (Net::new()?, HeldGuard::new()?);
@@ -413,7 +413,7 @@ mod tests {
         first.accept(held.handler(), &cm::ConnParam::default(), &env.cx)?;
         held.wait()?;
 
-        // The receive, and what its handler uses, are there before the passive end accepts.
+        // The receive, and what its handler uses, exist before the passive end accepts.
         let passive = Ulp::new(&env.pd)?;
         passive.make_qp(&second, &env.cx)?;
         let (answers, answered, sent) = (passive.clone(), Counter::new()?, Counter::new()?);
@@ -693,7 +693,7 @@ mod tests {
             conns.push((active, a, passive, b), GFP_KERNEL)?;
         }
         check_eq!(net.dev().connections(), [2, 1]);
-        // The one that has come first ends first, and the other is there until it ends.
+        // The one that has come first ends first, and the other lasts until it ends.
         for (i, (active, a, _passive, b)) in conns.iter().enumerate() {
             active.disconnect(&net.null.env.cx)?;
             check!(a.one()? == Got::Disconnected);
@@ -893,7 +893,7 @@ mod tests {
         wait(|| dev.is_removed())
     }
 
-    /// The call that connects has returned, so nobody hears that the connection is there.
+    /// The call that connects has returned, so nothing hears that the connection is made.
     #[test]
     fn connection_is_ended_if_it_comes_after_a_signal() -> Result {
         let net = Net::new()?;

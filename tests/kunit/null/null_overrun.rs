@@ -62,7 +62,7 @@ impl<C: Polled> Eager<C> {
     }
 
     /// Drains while nothing completes: the drain knows that the CQ has failed as soon as it was
-    /// told, which the log says by then.
+    /// told, which the log has by then.
     fn drain_in_vain(&self) -> Result {
         let (num, dev) = (self.qp.num(), &self.null.dev);
         dev.inject_qp(num, Injection::Hold { count: ALL })?;
@@ -139,7 +139,7 @@ mod tests {
         let eager = Eager::<Waited>::new()?;
         eager.send(ENTRIES + 1)?;
         let cx = &eager.null.env.cx;
-        // Completions that are there come first.
+        // Completions in the queue come first.
         check_eq!(
             eager.cq.wait(Notify::NextComp, 10_000, cx)?,
             cq::Wait::Ready

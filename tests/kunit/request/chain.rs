@@ -141,7 +141,7 @@ mod tests {
         pair.wait(|| received.len() == 1 && gone.get() == 1)?;
         check_eq!(sent.get(), 1);
 
-        // The peer of the message can write now, where that says.
+        // The peer of the message can write now, at the address in it.
         let told = received.pop()?.bytes()?;
         let le = |bytes: &[u8]| bytes.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
         let remote = Remote {

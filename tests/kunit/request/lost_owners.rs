@@ -53,7 +53,7 @@ const RELEASE: Injection = Injection::Release {
     reversed: false,
 };
 
-/// Has posts noted while it is there.
+/// Has posts noted until it is dropped.
 struct Noted;
 
 impl Noted {

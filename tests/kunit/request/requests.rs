@@ -161,7 +161,7 @@ mod tests {
         check!(requests.idle().next().is_none());
         in_flight.uses = 7;
         in_flight.uses += 1;
-        // Not posted: it comes back all the same.
+        // Not posted: it comes back nevertheless.
         drop(in_flight);
         check_eq!(uses(&mut requests), Some(8));
         check!(requests.take().is_some());

@@ -418,8 +418,8 @@ mod tests {
         Ok(())
     }
 
-    /// The driver does not say which request it has refused: one that is in the queue all the same,
-    /// or one that never completes, behind which the ring is one interval late.
+    /// The driver does not name the request that it has refused: one that is in the queue
+    /// nevertheless, or one that never completes, behind which the ring is one interval late.
     #[test]
     fn unnamed_owner_stays_in_the_ring() -> Result {
         let mut sends = Sends::<Softirq>::new()?;

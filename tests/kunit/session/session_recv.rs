@@ -698,7 +698,7 @@ mod tests {
         ends.ends(COUNT as i32)
     }
 
-    /// Receives that were posted before one that was refused are there until the drain.
+    /// Receives that were posted before one that was refused stay until the drain.
     #[test]
     fn ring_that_is_posted_in_part_comes_back() -> Result {
         let ends = Ends::<Softirq>::bare(NullEnv::new()?)?;

@@ -647,7 +647,7 @@ mod tests {
         ends.all_free(COUNT)
     }
 
-    /// The driver refuses a request, or the one behind it. The peer answers all the same. The
+    /// The driver refuses a request, or the one behind it. The peer answers nevertheless. The
     /// exchange ends once the QP was drained, or is destroyed if a request was posted.
     #[test]
     fn refused_request_ends_after_the_drain() -> Result {

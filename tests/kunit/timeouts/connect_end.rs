@@ -36,7 +36,7 @@ use rdma::{
 /// No id takes so long to be destroyed, in milliseconds.
 const BOUND_MS: i64 = 10_000;
 
-/// Lets the work item run that says that a connection is there: time does not pass here before.
+/// Lets the work item run that reports that a connection is made: time does not pass here before.
 fn noted() {
     fsleep(Delta::from_millis(1));
 }
@@ -68,7 +68,7 @@ fn destroyed_after(
     Ok(ms)
 }
 
-/// Accepts a request, says that the connection is there, which the manager cannot find yet, and
+/// Accepts a request, reports that the connection is made, which the manager cannot find yet, and
 /// returns how long the destruction of the id takes after `then`.
 fn destroyed_when_said(then: impl Fn()) -> Result<i64> {
     let (env, said, called) = (Env::new()?, Place::new()?, Counter::new()?);

@@ -56,7 +56,7 @@ impl cm::Connect for Dialer {
     }
 }
 
-/// Connects to a peer that keeps the request, whose connection manager says that this takes a
+/// Connects to a peer that keeps the request, whose connection manager reports that this takes a
 /// while: C goes on waiting for minutes. Returns how long the call takes, and what it returns.
 fn kept_request(timeout_ms: Option<u32>) -> Result<(i64, Result)> {
     let (env, kept) = (Env::new()?, Place::new()?);

@@ -222,7 +222,7 @@ fn drop_request(t: &mut Turn<'_>) -> Result {
     t.request().map(drop)
 }
 
-/// Accepts what is no request any more.
+/// Accepts what is no longer a request.
 fn accept_again(t: &mut Turn<'_>) -> Result {
     match t.link()? {
         Link::Cm(id) => {

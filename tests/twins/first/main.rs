@@ -22,14 +22,14 @@ impl Client for Ulp {
     }
 
     fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
-        // The module of the shelf is there for as long as this one.
+        // The module of the shelf stays loaded for as long as this one.
         shelf::listen(client, cx)
     }
 }
 
 impl DeviceData<Ulp> for Data {
     fn add(_client: Pin<&Ulp>, dev: &Device, cx: &Sleepable) -> impl PinInit<Self, Error> {
-        // The module of the shelf is there for as long as this one.
+        // The module of the shelf stays loaded for as long as this one.
         shelf::make_qp(dev, cx).and_then(|qp| {
             shelf::serve(&qp, cx)?;
             shelf::put(Some((ClientRef::of::<Ulp>(cx)?, dev.clone())));

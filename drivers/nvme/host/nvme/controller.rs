@@ -89,7 +89,7 @@ impl<Q> Slot<Q> {
         (!raw.is_null()).then(|| unsafe { Arc::from_raw(raw) })
     }
 
-    /// Takes this queue out, if it is there.
+    /// Takes this queue out, if it is in its place.
     ///
     /// # Safety
     ///
