@@ -418,7 +418,7 @@ impl Table {
         if self.word.put(1 << tag) {
             return;
         }
-        let mut locked = self.locked.lock().unwrap();
+        let locked = self.locked.lock().unwrap();
         self.word.put_locked(1 << tag);
         if locked.waiters > 0 {
             self.freed.complete();
