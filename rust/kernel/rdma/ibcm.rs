@@ -275,7 +275,7 @@ impl Connection {
         param: &Param<'_>,
         cx: &Sleepable,
     ) -> Result<(Self, cm::PrivateData)> {
-        connect(&qp.any.inner, path, service_id, handler, param, cx)
+        connect(&qp.inner, path, service_id, handler, param, cx)
     }
 
     /// Asks the peer to end the connection (`ib_send_cm_dreq`), as soon as it has confirmed it. The
@@ -385,8 +385,8 @@ fn send_req(
 }
 
 fn qp_num(qp: &qp::Inner) -> u32 {
-    // SAFETY: `raw` is a QP by the invariant of `qp::Inner`, and its number does not change.
-    unsafe { (*qp.raw.as_ptr()).qp_num }
+    // SAFETY: `raw()` is a QP by the invariant of `qp::Inner`, and its number does not change.
+    unsafe { (*qp.raw().as_ptr()).qp_num }
 }
 
 /// Takes a QP to RTS, with the attributes of the connection (`ib_cm_init_qp_attr`, `ib_modify_qp`).
@@ -717,7 +717,7 @@ impl Request<'_> {
         param: &cm::ConnParam<'_>,
         _cx: &Sleepable,
     ) -> Result<Connection> {
-        self.accept_inner(&qp.any.inner, handler, param)
+        self.accept_inner(&qp.inner, handler, param)
     }
 
     fn accept_inner(

@@ -91,35 +91,23 @@ use kernel::{
     time, //
 };
 
-/// A reliable connected queue pair, whose queues complete in contexts `S` and `R`.
+/// A counted handle of a reliable connected queue pair, whose queues complete in contexts `S` and
+/// `R`.
 ///
-/// When it is dropped, a work item moves it to the error state, waits until every request has
-/// completed, and only then destroys it.
+/// When the last handle is dropped, a work item moves the QP to the error state, waits until every
+/// request has completed, and only then destroys it.
 ///
 /// # Invariants
 ///
 /// The queues of the QP complete to CQs that are polled in `S` and `R`. As for [`Cq`], these have
 /// no supertypes.
 pub struct Qp<S: PollContext, R: PollContext = S> {
-    pub(crate) any: AnyQp,
+    pub(crate) inner: Shared,
     _contexts: PhantomData<fn() -> (S, R)>,
 }
 
-/// The part of a [`Qp`] that is not generic, so that what makes and ends it is not in each ULP.
-///
-/// # Invariants
-///
-/// `target` is the QP of `inner`, and its queues complete to CQs whose pollers are `pollers`.
-/// `post_recv` is its driver's operation or, if it is on an SRQ, [`refuse_recv`].
-// What posts and handlers that post again read comes first, up to the number of the QP: in an `Arc`
-// that is one cache line.
-#[repr(C)]
-pub(crate) struct AnyQp {
-    pollers: (*const Wc, *const Wc),
-    post_recv: trace::Post<bindings::ib_qp, bindings::ib_recv_wr>,
-    pub(crate) target: wr::PostTarget,
-    pub(crate) inner: deferred::Deferred<Inner>,
-}
+/// A reference to the QP. As long as there is one, the QP is not destroyed.
+pub(crate) type Shared = deferred::Deferred<Inner>;
 
 /// Refuses a receive of a QP that takes its receives from an SRQ, which some drivers do not.
 ///
@@ -136,72 +124,24 @@ unsafe extern "C" fn refuse_recv(
     EINVAL.to_errno()
 }
 
-impl AnyQp {
-    /// The end of what a post reads, behind the count of references.
-    const READ_BY_POSTS: usize =
-        deferred::VALUE_AT + core::mem::offset_of!(Self, target) + wr::PostTarget::READ_BY_POSTS;
-
-    /// See [`post::names_first`].
-    pub(crate) fn names_first(&self) -> bool {
-        // SAFETY: The QP is valid by the invariant of `PostTarget`.
-        unsafe { post::names_first(self.target.raw.as_ptr()) }
+fn destroy(qp: Shared, cx: &Sleepable) -> Result {
+    // iWARP waits for a later event of the connection.
+    let waits_for_callback = qp.id.is_some() && qp.pd.device().is_iwarp();
+    if qp.is_polled_by_current() || waits_for_callback && cm::InCallback::is_current() {
+        return Err(EDEADLK);
     }
-
-    /// Returns the poller of the CQ of the sends, if that is not shared.
-    ///
-    /// # Safety
-    ///
-    /// What is returned is part of a table that is given to [`Qp::keep_table`], and whose drop
-    /// [forgets](cq::Poller::forget) the CQ, or is not used.
-    unsafe fn send_poller(&self) -> Option<cq::Poller> {
-        let array = self.pollers.0;
-        // SAFETY: By the type invariant `array` is the poller of the CQ of the sends. The QP drops
-        // its tables, which forget the CQ, as the caller promises, before its handle of that.
-        (!array.is_null()).then(|| unsafe { cq::Poller::new(array) })
-    }
-
-    /// Returns the poller of the CQ of both queues, if they complete to one CQ that is not shared.
-    ///
-    /// # Safety
-    ///
-    /// As of [`AnyQp::send_poller`].
-    pub(crate) unsafe fn only_poller(&self) -> Option<cq::Poller> {
-        let (send, recv) = self.pollers;
-        // SAFETY: What is returned is part of a table that forgets the CQ, or is not used, as the
-        // caller promises.
-        unsafe { self.send_poller() }.filter(|_| send == recv)
-    }
-
-    /// See [`Qp::num`].
-    #[inline]
-    pub(crate) fn num(&self) -> u32 {
-        // SAFETY: The QP is valid by the invariant of `PostTarget`; its number does not change.
-        unsafe { (*self.target.raw.as_ptr()).qp_num }
-    }
-
-    /// See [`Qp::drain`].
-    pub(crate) fn drain(&self, cx: &Sleepable) -> Result {
-        match self.inner.drain(drain::Drain::Posted, cx)? {
-            drain::End::Drained => self.inner.end_lost_receives(cx),
-            drain::End::Full => Err(EBUSY),
-        }
-    }
-
-    fn destroy(self, cx: &Sleepable) -> Result {
-        // iWARP waits for a later event of the connection.
-        let waits_for_callback = self.inner.id.is_some() && self.inner.pd.device().is_iwarp();
-        if self.inner.is_polled_by_current() || waits_for_callback && cm::InCallback::is_current() {
-            return Err(EDEADLK);
-        }
-        self.inner.destroy(cx)
-    }
+    qp.destroy(cx)
 }
 
-// SAFETY: `struct ib_qp` may be used from any thread, and the rest is `Send`.
-unsafe impl Send for AnyQp {}
-// SAFETY: Drivers lock the queues, so several threads may post at once; the rest is `Sync`, or is
-// only read.
-unsafe impl Sync for AnyQp {}
+impl<S: PollContext, R: PollContext> Clone for Qp<S, R> {
+    fn clone(&self) -> Self {
+        // INVARIANT: It is the same QP.
+        Self {
+            inner: self.inner.clone(),
+            _contexts: PhantomData,
+        }
+    }
+}
 
 /// A QP as the handler of its own connection: it is kept until the connection's last event.
 impl<S: PollContext, R: PollContext> cm::Handler for Qp<S, R> {
@@ -240,31 +180,31 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // INVARIANT: `init` is that of an `InitAttr<'_, S, R>`, so its CQs are polled in these
         // contexts.
         Ok(Self {
-            any: create(init, id, cx)?,
+            inner: create(init, id, cx)?,
             _contexts: PhantomData,
         })
     }
 
     #[inline]
     pub(crate) fn id(&self) -> QpId {
-        self.any.target.qp_id
+        self.inner.target.qp_id
     }
 
     /// Returns the CQ of the receives, if its poller is handling this completion.
     #[inline]
     pub(crate) fn recv_cq_at(&self, wc: &Wc) -> Option<&cq::Inner> {
-        let cq = self.any.target.recv_cq();
+        let cq = self.inner.target.recv_cq();
         // A shared CQ, which the drain of an SRQ may poll, too, has no poller here.
         //
         // SAFETY: By the invariant of `cq::Inner` its CQ is valid while it is.
         let of_core = || unsafe { wc::core_array(cq.raw.as_ptr()) };
-        (wc.is_in(self.any.pollers.1) || wc.is_in(of_core())).then_some(cq)
+        (wc.is_in(self.inner.pollers.1) || wc.is_in(of_core())).then_some(cq)
     }
 
     /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`; `EPERM` if the QP is another
     /// module's.
     pub(crate) fn keep_table<T: OnEnd + 'static>(&self, table: T, _cx: &Sleepable) -> Result {
-        let context = &self.any.inner.context;
+        let context = &self.inner.context;
         context.head.module.check_type::<T>()?;
         context.kept.push(keep::Node::try_new(table)?);
         Ok(())
@@ -272,13 +212,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// As [`Qp::keep_table`], for one of receives, which [`Qp::release_recvs`] lets go of.
     pub(crate) fn keep_recvs<T: OnEnd + 'static>(&self, table: T, cx: &Sleepable) -> Result {
-        self.any.inner.reserve_flushes()?;
+        self.inner.reserve_flushes()?;
         self.keep_table(table, cx)
     }
 
     /// Returns the QP's number.
     pub fn num(&self) -> u32 {
-        self.any.num()
+        self.inner.num()
     }
 
     /// Moves the QP to the error state and waits until every request that was posted has completed
@@ -293,7 +233,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// requests that have no completions, which only the end of the QP gives back. It needs no
     /// memory, unless one has failed before.
     pub fn drain(&self, cx: &Sleepable) -> Result {
-        self.any.drain(cx)
+        self.inner.drain_posted(cx)
     }
 
     /// Has the receives of a [`RecvRing`] let go of the QP and of their connection without a drain:
@@ -319,18 +259,20 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// [`RecvRing`]: crate::session::RecvRing
     pub fn release_recvs(&self, cx: &Sleepable) -> Result {
-        self.any.inner.release_recvs(cx)
+        self.inner.release_recvs(cx)
     }
 
     /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.
+    /// The handle is gone in any case.
     ///
-    /// Fails with `EDEADLK` in a handler of the QP's CQs, and on iWARP in a callback of the
+    /// Fails with `EBUSY` if there is another one: the QP is destroyed with the last of them; with
+    /// `EDEADLK` in a handler of the QP's CQs, and on iWARP in a callback of the
     /// connection manager; with `ETIMEDOUT` after a minute, as where a handler of these CQs waits
     /// for the caller; or with an error of the drain. A work item then goes on as long as it takes,
     /// and reports every ten seconds say for what it waits. Fails with `EIO` if the driver has not
     /// destroyed the QP: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
-        self.any.destroy(cx)
+        destroy(self.inner, cx)
     }
 }
 
@@ -387,7 +329,7 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         self.init.qp_type = bindings::ib_qp_type_IB_QPT_UD;
         let qp = Qp::new(self.init, None, cx)?;
         // The QP was just created, so this is the first value.
-        qp.any.inner.marker_ah.populate(marker_ah);
+        qp.inner.marker_ah.populate(marker_ah);
         Ok(qp)
     }
 
@@ -472,17 +414,24 @@ impl RawInit<'_> {
     }
 }
 
-/// A QP, and what it needs at its end.
+/// A QP, which its handles share, and what it needs at its end.
 ///
 /// # Invariants
 ///
-/// `raw` is valid until `context.destroyed` is set, and is not used after that. It was created for
-/// `id`, if there is one, completes to the CQs of the reservations and belongs to `pd`. Its context
-/// is `context`. If it is on an SRQ these CQs are the same, and not a direct one.
+/// `target` is the QP, which is valid until `context.destroyed` is set, and is not used after that.
+/// It was created for `id`, if there is one, completes to the CQs of the reservations, of which
+/// `pollers` are, and belongs to `pd`. Its context is `context`. If it is on an SRQ these CQs are
+/// the same, and not a direct one. `post_recv` is its driver's operation or, if it is on an SRQ,
+/// [`refuse_recv`].
+// What posts and handlers that post again read comes first, up to the number of the QP: in an item,
+// behind the count of references, that is one cache line.
 #[pin_data]
+#[repr(C)]
 pub(crate) struct Inner {
+    pollers: (*const Wc, *const Wc),
+    post_recv: trace::Post<bindings::ib_qp, bindings::ib_recv_wr>,
     /// Not used once the QP is destroyed.
-    pub(crate) raw: NonNull<bindings::ib_qp>,
+    pub(crate) target: wr::PostTarget,
     num: u32,
     id: Option<cm::Shared>,
     // Dropped before the CQs: tables look for their poller.
@@ -502,11 +451,66 @@ pub(crate) struct Inner {
 // SAFETY: `struct ib_qp` may be drained and destroyed from any thread, and the other fields are
 // `Send`.
 unsafe impl Send for Inner {}
-// SAFETY: `struct ib_qp` may be used from any thread, what needs a lock takes that of the context,
-// and the other fields are `Sync`.
+// SAFETY: `struct ib_qp` may be used from any thread, and drivers lock its queues, so several
+// threads may post at once. What else needs a lock takes that of the context, and the other fields
+// are `Sync`, or are only read.
 unsafe impl Sync for Inner {}
 
 impl Inner {
+    /// The end of what a post reads, behind the count of references.
+    const READ_BY_POSTS: usize =
+        deferred::VALUE_AT + core::mem::offset_of!(Self, target) + wr::PostTarget::READ_BY_POSTS;
+
+    /// Returns the QP, which is not destroyed while there is a handle.
+    pub(crate) fn raw(&self) -> NonNull<bindings::ib_qp> {
+        self.target.raw
+    }
+
+    /// See [`post::names_first`].
+    pub(crate) fn names_first(&self) -> bool {
+        // SAFETY: By the type invariant the QP is valid, as the caller has a handle of it.
+        unsafe { post::names_first(self.raw().as_ptr()) }
+    }
+
+    /// Returns the poller of the CQ of the sends, if that is not shared.
+    ///
+    /// # Safety
+    ///
+    /// What is returned is part of a table that is given to [`Qp::keep_table`], and whose drop
+    /// [forgets](cq::Poller::forget) the CQ, or is not used.
+    unsafe fn send_poller(&self) -> Option<cq::Poller> {
+        let array = self.pollers.0;
+        // SAFETY: By the type invariant `array` is the poller of the CQ of the sends. The QP drops
+        // its tables, which forget the CQ, as the caller promises, before its handle of that.
+        (!array.is_null()).then(|| unsafe { cq::Poller::new(array) })
+    }
+
+    /// Returns the poller of the CQ of both queues, if they complete to one CQ that is not shared.
+    ///
+    /// # Safety
+    ///
+    /// As of [`Inner::send_poller`].
+    pub(crate) unsafe fn only_poller(&self) -> Option<cq::Poller> {
+        let (send, recv) = self.pollers;
+        // SAFETY: What is returned is part of a table that forgets the CQ, or is not used, as the
+        // caller promises.
+        unsafe { self.send_poller() }.filter(|_| send == recv)
+    }
+
+    /// See [`Qp::num`].
+    #[inline]
+    pub(crate) fn num(&self) -> u32 {
+        self.num
+    }
+
+    /// See [`Qp::drain`].
+    pub(crate) fn drain_posted(&self, cx: &Sleepable) -> Result {
+        match self.drain(drain::Drain::Posted, cx)? {
+            drain::End::Drained => self.end_lost_receives(cx),
+            drain::End::Full => Err(EBUSY),
+        }
+    }
+
     /// Returns the number of sends that may be outstanding besides the marker of a drain.
     pub(crate) fn max_sends(&self) -> u32 {
         self.send.entries().saturating_sub(1)
@@ -546,7 +550,7 @@ impl Inner {
     /// the reset state the device has no requests. A driver that refuses this state has the end of
     /// the QP wait.
     fn end_lost_transfers(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
-        let qp = self.raw.as_ptr();
+        let qp = self.raw().as_ptr();
         if self.context.transfers.count() == 0
             || !self.send.cq.has_only_poller()
             || !lost::is_out(qp)
@@ -650,8 +654,8 @@ impl Inner {
     }
 
     fn qp_type(&self) -> bindings::ib_qp_type {
-        // SAFETY: By the type invariant `raw` is a QP; its type does not change.
-        unsafe { (*self.raw.as_ptr()).qp_type }
+        // SAFETY: By the type invariant the QP is valid; its type does not change.
+        unsafe { (*self.raw().as_ptr()).qp_type }
     }
 
     fn is_ud(&self) -> bool {
@@ -748,7 +752,7 @@ impl Inner {
             self.context.transfers.wait(waiter, cx)?;
             // SAFETY: The QP is drained, and there is no handle of it, so nobody posts to it. This
             // is done once.
-            let destroyed = unsafe { destroy_raw(self.id.as_ref(), self.raw) };
+            let destroyed = unsafe { destroy_raw(self.id.as_ref(), self.raw()) };
             self.context.destroyed.populate(destroyed);
         }
         self.end_lost(waiter, cx)
@@ -773,7 +777,7 @@ unsafe fn queue_sizes(qp: NonNull<bindings::ib_qp>, returned: &bindings::ib_qp_c
 }
 
 /// Creates a QP. Fails as [`Qp::create`].
-fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<AnyQp> {
+fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Shared> {
     let (pd, send_cq, recv_cq) = (init.pd, init.send_cq, init.recv_cq);
     let dev = pd.device();
     if send_cq.dev != *dev
@@ -797,6 +801,7 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
     let mut object = dev.object(crate::refs::Kind::Qp);
     let mut refused = Ok(());
     let (sizes, refuse) = (&mut (0, 0), &mut refused);
+    const { assert!(Inner::READ_BY_POSTS <= 64) };
     // Nothing fails once there is a QP, whose context this is.
     let inner = reserved.init(try_pin_init!(Inner {
         context <- QpPriv::new(
@@ -806,7 +811,7 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
             draining,
             state,
         ),
-        raw: {
+        target: {
             attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
             attr.event_handler = context.events.is_some().then_some(events::on_event);
             // SAFETY: The CQs, the SRQ and the id are of this device, as just checked, and `Inner`
@@ -814,10 +819,18 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
             let raw = unsafe { create_raw(id, pd, &mut attr) }?;
             // SAFETY: `create_raw` has returned the QP, which is valid until `Inner` destroys it.
             *sizes = unsafe { queue_sizes(raw, &attr.cap) };
-            raw
+            // SAFETY: The QP was created for this PD and this CQ, and `Inner` keeps them and the
+            // lock.
+            unsafe { wr::PostTarget::new(raw, context.head.id, pd, recv_cq, &context.reg_lock) }
         },
+        post_recv: match init.srq {
+            Some(_) => refuse_recv,
+            // SAFETY: The QP was just created, and `Inner` keeps it.
+            None => unsafe { trace::Queue::op(target.raw.as_ptr()) },
+        },
+        pollers: (send_cq.poller(), recv_cq.poller()),
         // SAFETY: The QP was just created; its number does not change.
-        num: unsafe { (*raw.as_ptr()).qp_num },
+        num: unsafe { (*target.raw.as_ptr()).qp_num },
         id: id.cloned(),
         send: cq::reserve_or_none(send_cq, sizes.0, refuse),
         recv: {
@@ -834,7 +847,7 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
         marker_ah: sync::SetOnce::new(),
         pd: pd.clone(),
         object: {
-            object.set_qp(*num, raw.as_ptr());
+            object.set_qp(*num, target.raw.as_ptr());
             if let Some(id) = id {
                 object.set_peer(id.object.peer());
             }
@@ -847,34 +860,13 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
     }))?;
     if let Err(error) = refused {
         // SAFETY: Nothing was posted to the QP, and there is no handle of it.
-        let destroyed = unsafe { destroy_raw(id, inner.raw) };
+        let destroyed = unsafe { destroy_raw(id, inner.raw()) };
         inner.context.destroyed.populate(destroyed);
         // This reports it if the QP was not destroyed.
         let _ = inner.destroy(cx);
         return Err(error);
     }
-    const { assert!(AnyQp::READ_BY_POSTS <= 64) };
-    // INVARIANT: `target` and `post_recv` are of the QP of `inner`, and the pollers those of the
-    // CQs that it was created with.
-    Ok(AnyQp {
-        // SAFETY: The QP was created for this PD and this CQ, and `inner` keeps them and the lock.
-        target: unsafe {
-            wr::PostTarget::new(
-                inner.raw,
-                inner.context.head.id,
-                pd,
-                recv_cq,
-                &inner.context.reg_lock,
-            )
-        },
-        post_recv: match init.srq {
-            Some(_) => refuse_recv,
-            // SAFETY: The QP was just created, and `inner` keeps it.
-            None => unsafe { trace::Queue::op(inner.raw.as_ptr()) },
-        },
-        pollers: (send_cq.poller(), recv_cq.poller()),
-        inner,
-    })
+    Ok(inner)
 }
 
 /// Creates a QP, for an id if there is one.

@@ -38,7 +38,7 @@ use crate::{
     cm,
     prelude::internal::*,
     qp::{
-        AnyQp,
+        self,
         Qp, //
     }, //
 };
@@ -74,17 +74,17 @@ impl<'a, S: PollContext, R: PollContext> Connecting<'a, S, R> {
 
 impl<S: PollContext, R: PollContext> Drop for Connecting<'_, S, R> {
     fn drop(&mut self) {
-        abandon(self.id, &self.qp.any, self.cx);
+        abandon(self.id, &self.qp.inner, self.cx);
     }
 }
 
 /// Ends a connection that was not made. Not generic, so that it is not in each ULP.
-fn abandon(id: &cm::Id, qp: &AnyQp, cx: &Sleepable) {
+fn abandon(id: &cm::Id, qp: &qp::Inner, cx: &Sleepable) {
     // If there is no connection, the drain flushes the requests.
     let _ = id.disconnect(cx);
-    if let Err(e) = qp.drain(cx) {
+    if let Err(e) = qp.drain_posted(cx) {
         crate::pr_err_ratelimited!("QP {} was not drained ({e:?})\n", qp.num());
-        if let Err(e) = qp.inner.release_recvs(cx) {
+        if let Err(e) = qp.release_recvs(cx) {
             crate::pr_err_ratelimited!("QP {} keeps its receives ({e:?})\n", qp.num());
         }
     }

@@ -61,7 +61,7 @@ impl<S: PollContext, R: PollContext> UdQp<S, R> {
     ) -> Result<Self> {
         let init = qp::InitAttr::new(pd, send_cq, recv_cq, caps);
         let qp = init.create_ud(marker_ah(pd, port, cx)?, cx)?;
-        qp.any.inner.start(port, qkey)?;
+        qp.inner.start(port, qkey)?;
         Ok(Self { qp })
     }
 

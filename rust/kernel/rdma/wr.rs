@@ -153,10 +153,11 @@ pub struct Remote {
 ///
 /// # Invariants
 ///
-/// `raw` is valid, of the PD `pd`, and no other QP has or had this number. `post_send` is its
-/// driver's operation. `recv_cq` is the CQ of its receives, and is valid, as is `reg_lock`. `iwarp`
-/// is set if its device is one of iWARP. Unless `rw_idle` is `RwState::NEVER`, QP and device
-/// have the limits that `rdma_rw` divides by, and the QP has a port.
+/// `raw` is of the PD `pd`, and no other QP has or had this number. It is valid while there is a
+/// handle of the QP, as are `recv_cq`, the CQ of its receives, and `reg_lock`; this is used no
+/// longer. `post_send` is its driver's operation. `iwarp` is set if its device is one of iWARP.
+/// Unless `rw_idle` is `RwState::NEVER`, QP and device have the limits that `rdma_rw` divides by,
+/// and the QP has a port.
 #[doc(hidden)]
 #[repr(C)]
 pub struct PostTarget {
@@ -181,8 +182,8 @@ impl PostTarget {
 
     /// # Safety
     ///
-    /// `raw` is a new QP of this PD and of this CQ for receives, and valid, with CQ and lock,
-    /// until what is returned is gone. `qp_id` is a new number.
+    /// `raw` is a new QP of this PD and of this CQ for receives, and valid, with CQ and lock, while
+    /// there is a handle of it. `qp_id` is a new number.
     pub(crate) unsafe fn new(
         raw: NonNull<bindings::ib_qp>,
         qp_id: QpId,

@@ -284,7 +284,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// (`ib_modify_qp_is_ok`), or if a value is too large for its field or the device; or the
     /// driver's error, also where the device has moved the QP to an error state by itself.
     pub fn modify(&self, attr: Attr, _cx: &Sleepable) -> Result {
-        self.any.inner.modify(&attr)
+        self.inner.modify(&attr)
     }
 
     /// Asks the driver for the state, the peer, the RNR timer and the sizes of the QP
@@ -301,7 +301,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub fn query(&self, _cx: &Sleepable) -> Result<QpAttr> {
         let mask = bindings::ib_qp_attr_mask_IB_QP_ATTR_STANDARD_BITS;
         // SAFETY: The QP is valid by the invariant of `Inner`.
-        let (raw, cap) = unsafe { query(self.any.inner.raw, mask) }?;
+        let (raw, cap) = unsafe { query(self.inner.raw(), mask) }?;
         Ok(QpAttr {
             state: State::from_raw(raw.qp_state).ok_or(EIO)?,
             dest_qp: raw.dest_qp_num,
@@ -338,7 +338,7 @@ impl Inner {
     #[inline(never)]
     fn query_state(&self) -> Result<bindings::ib_qp_state> {
         // SAFETY: The QP is valid by the type invariant.
-        let (attr, _) = unsafe { query(self.raw, bindings::ib_qp_attr_mask_IB_QP_STATE) }?;
+        let (attr, _) = unsafe { query(self.raw(), bindings::ib_qp_attr_mask_IB_QP_STATE) }?;
         Ok(attr.qp_state)
     }
 
@@ -408,7 +408,7 @@ impl Modifier<'_> {
         attr: &mut bindings::ib_qp_attr,
         mask: bindings::ib_qp_attr_mask,
     ) -> Result {
-        let qp = self.inner.raw.as_ptr();
+        let qp = self.inner.raw().as_ptr();
         let before = self.state.take();
         // SAFETY: The QP is valid by the invariant of `Inner`. The attributes are complete for the
         // mask, and what they point to is valid, as the caller promises.

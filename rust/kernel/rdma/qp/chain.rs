@@ -4,7 +4,7 @@
 
 use super::{
     post,
-    AnyQp, //
+    Inner, //
 };
 use crate::{
     cqe::{
@@ -412,8 +412,8 @@ impl<const SGES: usize> Refused<'_, SGES> {
 
     /// As [`Refused::take_back`], but leaves the registrations as they are.
     ///
-    /// `names_first` is that of the [`AnyQp`](crate::qp::AnyQp). From such a driver it is not known
-    /// which one had no room, so all but the last are taken for posted.
+    /// `names_first` is that of the QP: see [`Inner::names_first`]. From such a driver it is not
+    /// known which one had no room, so all but the last are taken for posted.
     pub(crate) fn why(&self, names_first: bool) -> (Error, Option<usize>) {
         let (links, error) = (&self.links, Error::from_errno(self.ret));
         // SAFETY: `n` is less than the number of requests, and so of slots.
@@ -434,7 +434,7 @@ impl<const SGES: usize> Refused<'_, SGES> {
 ///
 /// The owner exists until it is posted or lost.
 pub struct Batch<'q, P: CqePointer<ID>, const ID: u64 = 0> {
-    qp: &'q AnyQp,
+    qp: &'q Inner,
     owner: Option<P>,
     /// In so many bits that it cannot wrap.
     posted: u64,
@@ -487,9 +487,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
         S: Runs<P, ID>,
     {
-        self.any
+        self.inner
             .post_links(owner, false, make)
-            .map_err(|e| self.any.keep_posted(e))
+            .map_err(|e| self.inner.keep_posted(e))
     }
 
     /// Begins a batch of requests of one owner. Nothing is posted yet. The queue has room again
@@ -503,7 +503,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     {
         // INVARIANT: The owner is valid.
         Batch {
-            qp: &self.any,
+            qp: &self.inner,
             owner: Some(owner),
             posted: 0,
             reads: false,
@@ -511,7 +511,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     }
 }
 
-impl AnyQp {
+impl Inner {
     /// Posts a chain whose last request completes to the owner. `reads` is whether there may be
     /// RDMA READs before it. The error has the owner unless the last request may be in the queue.
     #[inline]
@@ -549,7 +549,7 @@ impl AnyQp {
     /// Posts a chain that `make` makes of what `owner` has, and whose last request completes to the
     /// callback that `start` returns. Others may use the owner from `start` on, which is called
     /// when the chain is made, so what was prepared is not taken back if the driver refuses it.
-    /// `names_first` is [`AnyQp::names_first`], without the QP, whose address each post would keep.
+    /// `names_first` is [`Inner::names_first`], without the QP, whose address each post would keep.
     ///
     /// # Safety
     ///
@@ -611,7 +611,7 @@ impl AnyQp {
     fn keep_posted<P: CqePointer<ID>, const ID: u64>(&self, mut e: PostError<P>) -> PostError<P> {
         if e.posted() > 0 {
             if let Some(owner) = e.owner.take() {
-                self.inner.keep_until_drained::<P, P::Target>(owner);
+                self.keep_until_drained::<P, P::Target>(owner);
             }
         }
         e
@@ -687,7 +687,7 @@ impl<P: CqePointer<ID>, const ID: u64> Drop for Batch<'_, P, ID> {
     fn drop(&mut self) {
         if let Some(owner) = self.owner.take() {
             if self.posted > 0 {
-                self.qp.inner.keep_until_drained::<P, P::Target>(owner);
+                self.qp.keep_until_drained::<P, P::Target>(owner);
             }
         }
     }

@@ -176,7 +176,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         context: Arc<T>,
         _cx: &Sleepable,
     ) -> Result {
-        let inner = &self.any.inner;
+        let inner = &self.inner;
         inner.context.head.module.check_type::<T>()?;
         let value = Arc::as_ptr(&context).cast_mut().cast();
         inner.set_context(identity::address_of::<T>(), value, context)
@@ -187,7 +187,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// does this. Fails as [`Qp::drain`], but not with `EBUSY`: the reference is kept then,
     /// handlers no longer find it, and this may be called again.
     pub fn clear_context(&self, cx: &Sleepable) -> Result {
-        self.any.inner.clear_context(cx)
+        self.inner.clear_context(cx)
     }
 
     /// Takes the context from the QP without a drain, and drops the reference when no handler
@@ -219,7 +219,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// }
     /// ```
     pub fn release_context(&self, cx: &Sleepable) -> Result {
-        self.any.inner.release_context(cx)
+        self.inner.release_context(cx)
     }
 }
 

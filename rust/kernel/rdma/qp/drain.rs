@@ -115,7 +115,7 @@ impl Inner {
         let drain_list = self.context.drain_list.take();
         let kept = self.object.take_undrained();
 
-        let qp = self.raw.as_ptr();
+        let qp = self.raw().as_ptr();
         // SAFETY: By the type invariant the QP is valid.
         let began = unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
         let end = match resumed {
@@ -273,7 +273,7 @@ impl Inner {
     /// `cqe` is that of a marker which exists until the request has completed. If the queue is
     /// the send queue of a QP for datagrams, that has such an address handle.
     unsafe fn post_marker(&self, queue: Queue, cqe: *mut bindings::ib_cqe) -> Result<(), Refusal> {
-        let qp = self.raw.as_ptr();
+        let qp = self.raw().as_ptr();
         debug::set_qp_of(qp, cqe);
         if let Queue::Recv = queue {
             let mut wr = bindings::ib_recv_wr::default();
@@ -476,7 +476,7 @@ impl<'a> DrainWait<'a> {
             return Ok(());
         }
         // SAFETY: By the type invariant of `Inner` the QP is valid.
-        let reached = unsafe { &raw mut (*self.qp.raw.as_ptr()).srq_completion };
+        let reached = unsafe { &raw mut (*self.qp.raw().as_ptr()).srq_completion };
         let step = time::msecs_to_jiffies(STEP_MS);
         // SAFETY: The core has initialised the completion of every QP, and the token proves that
         // this may sleep.
@@ -551,7 +551,7 @@ impl<'a> DrainWait<'a> {
         };
         // SAFETY: `drain` is for a queue of this QP, as the caller promises, which is valid by the
         // type invariant of `Inner`. The token proves that this may sleep.
-        unsafe { drain(self.qp.raw.as_ptr()) };
+        unsafe { drain(self.qp.raw().as_ptr()) };
         drop(guard);
         // It may have found no room, and returned at once: the handlers have returned all the same.
         self.polled()

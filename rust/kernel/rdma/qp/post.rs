@@ -12,7 +12,10 @@ use crate::{
     debug,
     noted,
     prelude::internal::*,
-    qp::Qp,
+    qp::{
+        Inner,
+        Qp, //
+    },
     trace,
     wc::{
         self,
@@ -119,12 +122,13 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
         O: wr::Op,
     {
-        if !owner.may_post_to(self.any.target.qp_id, cqe::Sealed(())) {
+        let target = &self.inner.target;
+        if !owner.may_post_to(target.qp_id, cqe::Sealed(())) {
             return Err(unmade(owner, EINVAL));
         }
         // SAFETY: The owner keeps what the request refers to until it has completed. If the request
         // is not posted, it is undone below.
-        let prepared = wr(&owner).and_then(|wr| unsafe { wr.prepare(&self.any.target) });
+        let prepared = wr(&owner).and_then(|wr| unsafe { wr.prepare(target) });
         let (wr, (output, undo)) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return Err(unmade(owner, error)),
@@ -142,7 +146,6 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // `P::Target` that was given up for `cqe`, keeps what it refers to and is the queue's
             // until `done`.
             let (_guard, ret) = unsafe {
-                let target = &self.any.target;
                 let guard = O::lock(&undo, target);
                 let callback = O::callback::<P::Target, ID>(&undo, cqe);
                 P::note_cqe(cqe, target.qp_id, Queue::Send, callback);
@@ -223,7 +226,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
         R: Runs<P, ID>,
     {
-        let target = &self.any.target;
+        let inner: &Inner = &self.inner;
+        let target = &inner.target;
         let wr = match wr(&owner) {
             Ok(wr) if wr.is_of(target.pd) && owner.may_post_to(target.qp_id, cqe::Sealed(())) => wr,
             Ok(_) => return Err(unmade(owner, EINVAL)),
@@ -235,14 +239,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             let cqe = owner.into_cqe(cqe::Sealed(()));
             raw.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             // SAFETY: The owner was just given up for this address.
-            unsafe { P::note_cqe(cqe, self.any.target.qp_id, Queue::Recv, cqe) };
-            let qp = self.any.target.raw.as_ptr();
+            unsafe { P::note_cqe(cqe, target.qp_id, Queue::Recv, cqe) };
+            let qp = target.raw.as_ptr();
             debug::set_qp_of(qp, cqe);
             // SAFETY: The request was just written, and its memory is kept by the owner, which is
             // the queue's until `done`. The operation is that of the QP, or refuses all, by the
-            // invariant of `AnyQp`.
+            // invariant of `Inner`.
             let ret =
-                unsafe { trace::Queue::post_one(self.any.post_recv, qp, &raw mut raw, P::NOTED) };
+                unsafe { trace::Queue::post_one(inner.post_recv, qp, &raw mut raw, P::NOTED) };
             if ret == 0 {
                 return Ok(());
             }
@@ -334,7 +338,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         F: for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O, ID>>,
     {
         let qp = qp(&owner);
-        let (at, qp) = (wc.is_in(qp.any.pollers.0), Arc::as_ptr(qp));
+        let (at, qp) = (wc.is_in(qp.inner.pollers.0), Arc::as_ptr(qp));
         if at {
             // SAFETY: The caller is a handler that borrows `wc`, and the request completes to the
             // CQ that is dispatching it. So the owner, which is posted or given back, keeps the QP
@@ -360,7 +364,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         R: Runs<P, ID>,
     {
         let qp = qp(&owner);
-        let (at, qp) = (wc.is_in(qp.any.pollers.1), Arc::as_ptr(qp));
+        let (at, qp) = (wc.is_in(qp.inner.pollers.1), Arc::as_ptr(qp));
         if at {
             // SAFETY: The caller is a handler that borrows `wc`, and the receive completes to the
             // CQ that is dispatching it. So the owner, which is posted or given back, keeps the QP

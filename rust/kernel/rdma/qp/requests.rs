@@ -73,7 +73,7 @@ use crate::{
     },
     prelude::internal::*,
     qp::{
-        AnyQp,
+        self,
         Qp, //
     },
     qp_id::QpId,
@@ -258,18 +258,18 @@ impl Builder {
     }
 
     /// Adds the next request, of this QP, whose type has its code at this address.
-    fn add(&mut self, qp: &AnyQp, code: usize) -> Result {
+    fn add(&mut self, qp: &qp::Inner, code: usize) -> Result {
         let id = qp.target.qp_id;
         match self.parts.last_mut() {
             Some((last, _, range)) if *last == id => range.end += 1,
             last => {
-                qp.inner.context.head.module.check(code)?;
-                let dev = qp.inner.pd.device();
+                qp.context.head.module.check(code)?;
+                let dev = qp.pd.device();
                 if self.device.get_or_insert_with(|| dev.clone()) != dev {
                     return Err(EINVAL);
                 }
                 let first = last.map_or(0, |(_, _, range)| range.end);
-                let list = qp.inner.context.requests()?;
+                let list = qp.context.requests()?;
                 self.parts.push((id, list, first..first + 1), GFP_KERNEL)?;
             }
         }
@@ -370,7 +370,7 @@ impl<T: Send + 'static> Requests<T> {
         mut init: impl FnMut(usize) -> I,
         _cx: &Sleepable,
     ) -> Result<Self> {
-        Self::build(count, |index| Ok((&qp.any, init(index))))
+        Self::build(count, |index| Ok((&*qp.inner, init(index))))
     }
 
     /// As [`Requests::new`], for several QPs of one device: `init` returns the QP of each request,
@@ -381,13 +381,13 @@ impl<T: Send + 'static> Requests<T> {
         _cx: &Sleepable,
     ) -> Result<Self> {
         Self::build(count, |index| {
-            init(index).map(|(qp, value)| (&qp.any, Ok::<_, Error>(value)))
+            init(index).map(|(qp, value)| (&*qp.inner, Ok::<_, Error>(value)))
         })
     }
 
     fn build<'a, I: Init<T, Error>>(
         count: usize,
-        mut init: impl FnMut(usize) -> Result<(&'a AnyQp, I)>,
+        mut init: impl FnMut(usize) -> Result<(&'a qp::Inner, I)>,
     ) -> Result<Self> {
         let mut builder = Builder::new();
         let mut entries = KVVec::<Entry<T>>::with_capacity(count, GFP_KERNEL | __GFP_NOWARN)?;

@@ -96,7 +96,7 @@ struct Ring<P, const ID: u64> {
     poller: cq::Poller,
     qp: QpId,
     inner: NonNull<Inner>,
-    /// That of the QP: see [`AnyQp::names_first`](super::AnyQp::names_first).
+    /// That of the QP: see [`Inner::names_first`].
     names_first: bool,
     /// One in so many is signaled.
     interval: u32,
@@ -222,7 +222,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         }
         // SAFETY: The QP keeps the ring, of which this is part, by a `Keeper`, whose drop forgets
         // the CQ.
-        let poller = unsafe { qp.any.send_poller() }.ok_or(EINVAL)?;
+        let poller = unsafe { qp.inner.send_poller() }.ok_or(EINVAL)?;
         let len = owners.next_power_of_two();
         let mut entries = KVec::with_capacity(len as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for _ in 0..len {
@@ -237,8 +237,8 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
             places: Spsc::new(2),
             poller,
             qp: qp.id(),
-            inner: NonNull::from(&*qp.any.inner),
-            names_first: qp.any.names_first(),
+            inner: NonNull::from(&*qp.inner),
+            names_first: qp.inner.names_first(),
             interval,
             owners,
             entries,
@@ -289,7 +289,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         let signaled = self.unsignaled + 1 >= ring.interval;
         let mut slots = MaybeUninit::uninit();
         // SAFETY: The slots outlive the chain. What the owner points to stays where it is.
-        let made = unsafe { Chain::make(slots.as_mut_ptr(), &qp.any.target, &*owner, make) };
+        let made = unsafe { Chain::make(slots.as_mut_ptr(), &qp.inner.target, &*owner, make) };
         let mut chain = match made {
             Ok(chain) => chain,
             Err(error) => return Err(PostError::new(owner, error)),

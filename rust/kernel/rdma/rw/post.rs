@@ -312,7 +312,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             return Err(EINVAL);
         };
         // SAFETY: The context is borrowed, and so is the QP.
-        unsafe { prepare(rw.ctx, extents, &self.any.target) }
+        unsafe { prepare(rw.ctx, extents, &self.inner.target) }
     }
 
     /// Transfers memory of a [`Ctx`](crate::rw::Ctx) to or from the peer (`rdma_rw_ctx_init`,
@@ -347,7 +347,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Ok(_) => return Err(PostError::new(owner, EINVAL)),
             Err(error) => return Err(PostError::new(owner, error)),
         };
-        let (ctx, extents, target) = (NonNull::from(rw.ctx), rw.extents, &self.any.target);
+        let (ctx, extents, target) = (NonNull::from(rw.ctx), rw.extents, &self.inner.target);
         let mut raw = MaybeUninit::<bindings::ib_rdma_wr>::uninit();
         let mut sges = MaybeUninit::uninit();
         let then = match rw.then {
@@ -445,7 +445,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         }
         // INVARIANT: The owner keeps the context, by the caller's promise, and the transfer has
         // that. What is kept is dropped when the QP was drained, or never.
-        (self.any.inner).keep_until_drained::<_, P::Target>(InPart { ctx, _owner: owner });
+        (self.inner).keep_until_drained::<_, P::Target>(InPart { ctx, _owner: owner });
         PostError::in_part(None, posted, error)
     }
 }

@@ -68,7 +68,7 @@ impl<W: Send + 'static> Room<W> {
         S: PollContext,
         R: PollContext,
     {
-        let most = qp.any.inner.max_sends().min(MOST);
+        let most = qp.inner.max_sends().min(MOST);
         if !(1..=most).contains(&places) {
             return Err(EINVAL);
         }

@@ -581,7 +581,7 @@ impl<X: Exchange> Tag<X> {
             };
             // The table is valid while `qp` is.
             let names_first = || slot.table().header.names_first;
-            qp.any
+            qp.inner
                 .post_shared(slot.request.get(), start, names_first, make)
         };
         match posted {
@@ -658,7 +658,7 @@ impl<X: Exchange> Tag<X> {
         let made = unsafe {
             qp::Chain::make(
                 links.as_mut_ptr(),
-                &qp.any.target,
+                &qp.inner.target,
                 slot.request.get().cast_const(),
                 make,
             )
@@ -865,7 +865,7 @@ impl<X: Exchange> Tags<X> {
         C: Provides<X::Needs>,
     {
         // First, so that there is little to drop where a step fails.
-        let header = Header::init(&qp.any, count, generation_bits)?;
+        let header = Header::init(&qp.inner, count, generation_bits)?;
         let table = KBox::<Table<X>>::new_uninit(GFP_KERNEL)?;
         let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for index in 0..count {

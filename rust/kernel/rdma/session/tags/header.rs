@@ -17,7 +17,7 @@ use crate::{
     cq,
     prelude::internal::*,
     qp::{
-        AnyQp,
+        self,
         Qp, //
     },
     qp_id::QpId, //
@@ -89,7 +89,7 @@ impl HeaderInit {
 pub(super) struct Header {
     pub(super) poller: cq::Poller,
     pub(super) qp: QpId,
-    /// That of the QP: see [`AnyQp::names_first`].
+    /// That of the QP: see [`qp::Inner::names_first`].
     pub(super) names_first: bool,
     pub(super) mask: Mask,
     /// An error number once the table is closed.
@@ -112,10 +112,10 @@ struct Locked {
 
 impl Header {
     /// Makes that of `count` free tags of a QP. Fails as [`Tags::new`](super::Tags::new).
-    pub(super) fn init(any: &AnyQp, count: u32, generation_bits: u32) -> Result<HeaderInit> {
+    pub(super) fn init(qp: &qp::Inner, count: u32, generation_bits: u32) -> Result<HeaderInit> {
         // SAFETY: The QP keeps the table, of which this is part, by a `Keeper`, whose drop forgets
         // the CQ.
-        let poller = unsafe { any.only_poller() }.ok_or(EINVAL)?;
+        let poller = unsafe { qp.only_poller() }.ok_or(EINVAL)?;
         if !(1..=1 << 16).contains(&count) || generation_bits > 16 {
             return Err(EINVAL);
         }
@@ -126,8 +126,8 @@ impl Header {
         }
         Ok(HeaderInit {
             poller,
-            qp: any.target.qp_id,
-            names_first: any.names_first(),
+            qp: qp.target.qp_id,
+            names_first: qp.names_first(),
             mask: Mask::new(generation_bits),
             count: count as usize,
             words,
