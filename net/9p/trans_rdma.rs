@@ -157,7 +157,7 @@ struct Conn {
     client: ClientRef,
     id: cm::Id,
     pd: Pd,
-    qp: Arc<Qp<Softirq>>,
+    qp: Qp<Softirq>,
     tags: Tags<Rpc>,
     /// Those of flushes, which need not wait for requests that are to be flushed.
     flush: Tags<Rpc>,
@@ -203,7 +203,7 @@ impl RecvHandler for Conn {
     type Recv = Softirq;
     type Needs = context::Atomic;
 
-    fn qp(&self) -> &Arc<Qp<Softirq>> {
+    fn qp(&self) -> &Qp<Softirq> {
         &self.qp
     }
 
@@ -258,7 +258,7 @@ impl Conn {
             Sizes::new(&dev, 1, &load).inspect_err(|misfit| pr_err!("{dev}: {misfit}\n"))?;
         let pd = Pd::alloc(&dev, cx)?;
         let cq = Cq::alloc_any(&dev, sizes.entries, cx)?;
-        let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
+        let qp = Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?;
         let mut heads = Bufs::new(&pd, depth.saturating_add(FLUSHES) as usize, HEAD, cx)?;
         let mut exchange = |_| {
             let posted = Posted {

@@ -122,7 +122,7 @@ impl Plan {
 #[pin_data]
 pub(crate) struct Conn {
     id: cm::Id,
-    qp: Arc<Qp<Softirq>>,
+    qp: Qp<Softirq>,
     tags: Tags<Io>,
     #[pin]
     credits: SendCredits,
@@ -147,7 +147,7 @@ impl RecvHandler for Conn {
     type Recv = Softirq;
     type Needs = context::Atomic;
 
-    fn qp(&self) -> &Arc<Qp<Softirq>> {
+    fn qp(&self) -> &Qp<Softirq> {
         &self.qp
     }
 
@@ -199,7 +199,7 @@ impl Conn {
         let sizes = Sizes::new(dev, 1, &load).inspect_err(|misfit| pr_err!("{dev}: {misfit}\n"))?;
         let vector = number.checked_rem(dev.num_comp_vectors()).unwrap_or(0);
         let cq = Cq::alloc(dev, sizes.entries, vector, cx)?;
-        let qp = Arc::new(Qp::create(&id, pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
+        let qp = Qp::create(&id, pd, &cq, &cq, &sizes.caps, cx)?;
         let mut capsules = Bufs::new(pd, DEPTH.into(), REQUEST + INLINE, cx)?;
         let tag = |_| Self::tag(pd, capsules.take(cx)?, cx);
         let init = try_pin_init!(Self {

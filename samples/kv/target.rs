@@ -135,7 +135,7 @@ impl Target {
         let answers = Requests::new(&qp, ANSWERS as usize, answer, cx)?;
         let conn = try_pin_init!(Conn {
             id,
-            qp: Arc::new(qp, GFP_KERNEL)?,
+            qp,
             credits: RecvCredits::new(depth.into(), depth.into()),
             answers: HandlerCell::new(cq, answers)?,
             target: self.clone(),
@@ -164,7 +164,7 @@ impl Target {
 #[pin_data]
 struct Conn {
     id: cm::Id,
-    qp: Arc<Qp<Workqueue>>,
+    qp: Qp<Workqueue>,
     credits: RecvCredits,
     /// The answers. All completions are those of one CQ, whose handlers take them.
     answers: HandlerCell<Requests<Answer>>,
@@ -207,7 +207,7 @@ impl RecvHandler for Conn {
     type Recv = Workqueue;
     type Needs = InConn;
 
-    fn qp(&self) -> &Arc<Qp<Workqueue>> {
+    fn qp(&self) -> &Qp<Workqueue> {
         &self.qp
     }
 

@@ -82,8 +82,9 @@ fn hello<C: FixedContext + Provides<context::Atomic>>(
 
     // The active side.
     let id = cm::Id::resolve(client, addr, 1000, cx)?;
-    let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?;
-    id.connect(qp.clone(), &cm::ConnParam::default(), cx)?;
+    let qp = Qp::create(&id, &pd, &cq, &cq, &CAPS, cx)?;
+    let handler = Arc::new(qp.clone(), GFP_KERNEL)?; // Until the connection's last event.
+    id.connect(handler, &cm::ConnParam::default(), cx)?;
     let hello = Message::new(b"hello", &pd, sent.clone())?;
     qp.post_send(hello, |m| Ok(SendWr::send([m.buf.whole()])))?;
     wait(&cq, &sent); // By then the message has been received, too.

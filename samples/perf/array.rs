@@ -46,14 +46,14 @@ use rdma::prelude::*;
 /// Arrays of requests, and the QPs of each.
 struct Arrays<'a, T> {
     arrays: KVec<Requests<T>>,
-    qps: &'a [Arc<Qp>],
+    qps: &'a [Qp],
     is_pool: bool,
     depth: usize,
 }
 
 /// Takes the QPs of the next array.
 #[inline]
-fn next<'a>(qps: &mut &'a [Arc<Qp>], is_pool: bool) -> &'a [Arc<Qp>] {
+fn next<'a>(qps: &mut &'a [Qp], is_pool: bool) -> &'a [Qp] {
     match qps.split_first() {
         Some((first, others)) if !is_pool => {
             *qps = others;
@@ -68,7 +68,7 @@ impl<'a, T: Send + 'static> Arrays<'a, T> {
     fn new(
         args: &Args<'_>,
         end: &'a End,
-        mut init: impl FnMut(&Arc<Qp>) -> Result<T>,
+        mut init: impl FnMut(&Qp) -> Result<T>,
         cx: &Sleepable,
     ) -> Result<Self> {
         let depth = args.depth as usize;
@@ -81,7 +81,7 @@ impl<'a, T: Send + 'static> Arrays<'a, T> {
             let of_index = |index: usize| {
                 let n = index.checked_div(depth).ok_or(EINVAL)?;
                 let qp = qps.get(n).ok_or(EINVAL)?;
-                Ok((&**qp, init(qp)?))
+                Ok((qp, init(qp)?))
             };
             let requests = qps.len().checked_mul(depth).ok_or(EINVAL)?;
             arrays.push_within_capacity(Requests::of_qps(requests, of_index, cx)?)?;
@@ -101,13 +101,21 @@ impl<'a, T: Send + 'static> Arrays<'a, T> {
         for requests in &mut self.arrays {
             let mut idle = requests.idle();
             for qp in next(&mut left, self.is_pool) {
-                idle.by_ref()
-                    .take(self.depth)
-                    .try_for_each(|request| post(qp, request))?;
+                each_of(qp, idle.by_ref().take(self.depth), &mut post)?;
             }
         }
         Ok(())
     }
+}
+
+/// Calls `post` with requests of one QP. Not inlined, so that the handle is read once.
+#[inline(never)]
+fn each_of<T>(
+    qp: &Qp,
+    mut requests: impl Iterator<Item = Taken<T>>,
+    post: &mut impl FnMut(&Qp, Taken<T>) -> Result,
+) -> Result {
+    requests.try_for_each(|request| post(qp, request))
 }
 
 /// A request that the caller posts.
@@ -204,7 +212,7 @@ fn rounds(
 #[repr(C)]
 struct Again {
     cqe: Cqe<Self>,
-    qp: Arc<Qp>,
+    qp: Qp,
     /// The number of times that it still has to complete.
     left: u32,
     buf: Buf<ToDevice>,
@@ -312,7 +320,7 @@ fn both(
     link::connect_to_none(end, cx)?;
     let end = &*end;
     if args.context.is_polled() {
-        let init = |_: &Arc<Qp>| {
+        let init = |_: &Qp| {
             Ok(Posted {
                 cqe: Cqe::new(),
                 buf: Buf::alloc(&end.pd, args.size, cx)?,
@@ -324,7 +332,7 @@ fn both(
         report.figures = rounds(args, &end.cq, &mut arrays, run, args.count)?;
         return args.hold();
     }
-    let init = |qp: &Arc<Qp>| {
+    let init = |qp: &Qp| {
         Ok(Again {
             cqe: Cqe::new(),
             qp: qp.clone(),

@@ -57,7 +57,7 @@ const BITS: u32 = 4;
 
 /// An end that calls.
 struct Caller {
-    qp: Arc<Qp>,
+    qp: Qp,
     tags: Tags<Call>,
     run: Arc<Run>,
     registers: bool,
@@ -165,7 +165,7 @@ impl RecvHandler for Caller {
     type Needs = context::Atomic;
 
     #[inline]
-    fn qp(&self) -> &Arc<Qp> {
+    fn qp(&self) -> &Qp {
         &self.qp
     }
 
@@ -207,7 +207,7 @@ struct Answer {
     came: Cqe<Self, CAME>,
     sent: Cqe<Self, SENT>,
     buf: Buf<Bidirectional>,
-    qp: Arc<Qp>,
+    qp: Qp,
     run: Arc<Run>,
 }
 

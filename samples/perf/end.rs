@@ -23,7 +23,6 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::UniqueArc,
     time::{
         delay::fsleep,
         Delta, //
@@ -65,7 +64,7 @@ pub(crate) enum Op {
 pub(crate) struct End {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
-    pub(crate) qps: KVec<Arc<Qp>>,
+    pub(crate) qps: KVec<Qp>,
     memory: Option<Requests<Memory>>,
 }
 
@@ -93,11 +92,10 @@ impl End {
             memory: None,
         };
         for _ in 0..qps {
-            let room = UniqueArc::new_uninit(GFP_KERNEL)?;
             let qp = InitAttr::new(&end.pd, &end.cq, &end.cq, caps)
                 .rw_contexts(transfers, link::PORT)
                 .create(cx)?;
-            end.qps.push_within_capacity(room.write(qp).into())?;
+            end.qps.push_within_capacity(qp)?;
         }
         Ok(end)
     }

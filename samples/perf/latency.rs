@@ -55,7 +55,7 @@ pub(crate) struct Slot {
     sent: Cqe<Self, SENT>,
     buf: Buf<Bidirectional>,
     op: Op,
-    pub(crate) qp: Arc<Qp>,
+    pub(crate) qp: Qp,
     run: Arc<Run>,
     /// At the end that measures.
     laps: Option<Laps>,

@@ -46,7 +46,7 @@ struct Common {
 #[repr(C)]
 pub(crate) struct Group {
     cqe: Cqe<Self>,
-    pub(crate) qp: Arc<Qp>,
+    pub(crate) qp: Qp,
     common: Arc<Common>,
     /// The number of times that it still has to complete.
     left: u32,
@@ -85,7 +85,7 @@ impl Group {
     }
 
     /// Has it complete so often, and returns its QP.
-    pub(crate) fn prepare(&mut self, times: u32) -> Arc<Qp> {
+    pub(crate) fn prepare(&mut self, times: u32) -> Qp {
         self.left = times;
         self.qp.clone()
     }
@@ -206,7 +206,7 @@ impl Owner for Group {
 struct Receive {
     cqe: Cqe<Self>,
     buf: Buf<FromDevice>,
-    qp: Arc<Qp>,
+    qp: Qp,
 }
 
 impl Receive {

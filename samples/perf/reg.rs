@@ -41,13 +41,13 @@ pub(crate) struct FastReg {
     region: Region<Bidirectional>,
     /// The number of times that it still has to complete.
     left: u32,
-    pub(crate) qp: Arc<Qp>,
+    pub(crate) qp: Qp,
     run: Arc<Run>,
 }
 
 impl FastReg {
     /// Has it complete so often, and returns its QP.
-    pub(crate) fn prepare(&mut self, times: u32) -> Arc<Qp> {
+    pub(crate) fn prepare(&mut self, times: u32) -> Qp {
         self.left = times;
         self.qp.clone()
     }

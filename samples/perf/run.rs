@@ -132,7 +132,7 @@ pub(crate) enum Owned {
 
 impl Owned {
     /// Has it come back so often in the next phase, and returns its QP.
-    fn prepare(&mut self, times: u32) -> Arc<Qp> {
+    fn prepare(&mut self, times: u32) -> Qp {
         match self {
             // The laps of all slots are counted.
             Self::Ball(slot) => slot.qp.clone(),
@@ -160,7 +160,7 @@ pub(crate) fn shares(total: u32, owners: u32) -> impl Iterator<Item = u32> {
 }
 
 /// Has owners come back `total` times, and returns the QP of each.
-fn prepare(owners: &mut [Owned], total: u32) -> Result<KVVec<Arc<Qp>>> {
+fn prepare(owners: &mut [Owned], total: u32) -> Result<KVVec<Qp>> {
     let mut qps = KVVec::with_capacity(owners.len(), GFP_KERNEL)?;
     let shares = shares(total, owners.len() as u32);
     for (owner, times) in owners.iter_mut().zip(shares) {

@@ -101,7 +101,7 @@ fn rounds(
         Op::Write(to) => (true, to),
         Op::Send => return Err(EINVAL),
     };
-    let qp = &**end.qps.first().ok_or(EINVAL)?;
+    let qp = end.qps.first().ok_or(EINVAL)?;
     let depth = kept.count() as u32;
     let mut ops = 0;
     let begin = Instant::<Monotonic>::now();

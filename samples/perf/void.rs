@@ -106,30 +106,32 @@ fn failed(this: Taken<Borrowed>, e: WcError) {
 }
 
 /// Completions come to callbacks. Each QP has an array of requests.
-struct ByCallback<'a>(KVec<(&'a Qp, Requests<Borrowed>)>);
+struct ByCallback(KVec<(Qp, Requests<Borrowed>)>);
 
-impl ByCallback<'_> {
-    #[inline(never)]
+impl ByCallback {
     fn post(&mut self) -> Result {
-        for (qp, requests) in &mut self.0 {
-            let qp = *qp;
-            requests.idle().try_for_each(|borrowed| {
-                qp.post_send(borrowed, |b| Ok(SendWr::send([b.request.buf.whole()])))
-            })?;
-        }
-        Ok(())
+        let mut qps = self.0.iter_mut();
+        qps.try_for_each(|(qp, requests)| post_idle(qp, requests))
     }
+}
+
+#[inline(never)]
+fn post_idle(qp: &Qp, requests: &mut Requests<Borrowed>) -> Result {
+    requests.idle().try_for_each(|borrowed| {
+        qp.post_send(borrowed, |b| Ok(SendWr::send([b.request.buf.whole()])))?;
+        Ok(())
+    })
 }
 
 /// The caller takes the requests from the completions, which were polled into an array, or which
 /// are dispatched statically.
-struct ByCaller<'a> {
-    qps: KVec<&'a Qp>,
+struct ByCaller {
+    qps: KVec<Qp>,
     here: KVec<Pin<KBox<Request>>>,
     is_static: bool,
 }
 
-impl ByCaller<'_> {
+impl ByCaller {
     #[inline(never)]
     fn post(&mut self) -> Result {
         let mut qps = self.qps.iter();
@@ -183,13 +185,13 @@ fn take(here: &mut KVec<Pin<KBox<Request>>>, completion: cq::Completion<'_>) {
 fn lost(_: PushError<Pin<KBox<Request>>>) {}
 
 /// The requests of a round, in turn for each QP.
-enum Round<'a> {
-    ByCallback(ByCallback<'a>),
-    ByCaller(ByCaller<'a>),
+enum Round {
+    ByCallback(ByCallback),
+    ByCaller(ByCaller),
 }
 
-impl<'a> Round<'a> {
-    fn new(args: &Args<'_>, end: &'a End, run: &Arc<Run>, cx: &Sleepable) -> Result<Self> {
+impl Round {
+    fn new(args: &Args<'_>, end: &End, run: &Arc<Run>, cx: &Sleepable) -> Result<Self> {
         let owners = args.owners() as usize;
         let qps = end.qps.iter().cycle().take(owners);
         if args.context == Context::Direct {
@@ -202,7 +204,7 @@ impl<'a> Round<'a> {
                     })
                 };
                 let requests = Requests::new(qp, args.depth as usize, make, cx)?;
-                all.push_within_capacity((&**qp, requests))?;
+                all.push_within_capacity((qp.clone(), requests))?;
             }
             return Ok(Self::ByCallback(ByCallback(all)));
         }
@@ -214,7 +216,7 @@ impl<'a> Round<'a> {
         for qp in qps {
             let request = KBox::new_uninit(GFP_KERNEL)?;
             let request = request.write(Request::new(end, args.size, run, cx)?);
-            taken.qps.push_within_capacity(&**qp)?;
+            taken.qps.push_within_capacity(qp.clone())?;
             taken.here.push_within_capacity(request.into())?;
         }
         Ok(Self::ByCaller(taken))
@@ -241,7 +243,7 @@ impl<'a> Round<'a> {
 #[inline(never)]
 fn rounds(
     cq: &Cq,
-    round: &mut Round<'_>,
+    round: &mut Round,
     args: &Args<'_>,
     run: &Run,
     count: u32,

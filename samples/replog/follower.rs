@@ -50,9 +50,10 @@ impl Log {
     ) -> Result {
         let id = request.into_id(cx)?;
         let cq = Cq::<Softirq>::alloc_any(pd.device(), CAPS.entries(), cx)?;
-        let qp = Arc::new(Qp::create(&id, pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?;
+        let qp = Qp::create(&id, pd, &cq, &cq, &CAPS, cx)?;
         let mut buf = Buf::<ToDevice>::alloc(pd, ADVERTISEMENT, cx)?;
-        id.accept(qp.clone(), &cm::ConnParam::default(), cx)?;
+        let handler = Arc::new(qp.clone(), GFP_KERNEL)?;
+        id.accept(handler, &cm::ConnParam::default(), cx)?;
         // Reading is for the leader's flushes.
         let at = qp.post_send(self.clone(), |log| {
             Ok(RegWr::remote_read_write(&log.region))

@@ -44,7 +44,7 @@ type AppendOp = Op<Append, ToDevice>;
 /// The writing end of a follower's log. The connection ends when this is dropped.
 pub(crate) struct Leader {
     id: cm::Id,
-    qp: Arc<Qp<Waited>>,
+    qp: Qp<Waited>,
     cq: Cq<Waited>,
     batch: WcArray<WINDOW>,
     pad: Arc<Pad>,
@@ -72,7 +72,7 @@ impl Leader {
         let id = cm::Id::resolve(client, addr, PATIENCE_MS, cx)?;
         let cq = Cq::<Waited>::alloc_any(pd.device(), CAPS.entries(), cx)?;
         let mut leader = Self {
-            qp: Arc::new(Qp::create(&id, pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?,
+            qp: Qp::create(&id, pd, &cq, &cq, &CAPS, cx)?,
             id,
             cq,
             batch: WcArray::new(),
@@ -84,7 +84,8 @@ impl Leader {
         };
         let inbox = Op::<(), FromDevice>::new(Buf::alloc(pd, ADVERTISEMENT, cx)?, (), cx)?;
         inbox.recv(&leader.qp, 0..ADVERTISEMENT)?;
-        (leader.id).connect(leader.qp.clone(), &cm::ConnParam::default(), cx)?;
+        let handler = Arc::new(leader.qp.clone(), GFP_KERNEL)?;
+        (leader.id).connect(handler, &cm::ConnParam::default(), cx)?;
 
         let Ok(Done { mut op, result }) = Op::<(), FromDevice>::take(leader.next(cx)?) else {
             return Err(EPROTO);

@@ -89,7 +89,7 @@ struct Inbox {
     buf: Buf<FromDevice>,
     len: usize,
     lent: Arc<InFlight>,
-    qp: Arc<Qp<Workqueue>>,
+    qp: Qp<Workqueue>,
 }
 
 impl Inbox {
@@ -140,7 +140,7 @@ impl CqeHandler<1> for Inbox {
 /// A connection to the server, which ends when this is dropped.
 pub(crate) struct Caller {
     id: cm::Id,
-    qp: Arc<Qp<Workqueue>>,
+    qp: Qp<Workqueue>,
     pd: Pd,
     lent: Arc<InFlight>,
     /// A copy of the memory.
@@ -163,7 +163,7 @@ impl Caller {
             came <- new_condvar!(),
         });
         let caller = Self {
-            qp: Arc::new(Qp::create(&id, pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?,
+            qp: Qp::create(&id, pd, &cq, &cq, &CAPS, cx)?,
             id,
             pd: pd.clone(),
             lent: Arc::pin_init(lent, GFP_KERNEL)?,
@@ -174,7 +174,8 @@ impl Caller {
             rnr_retry_count: 7,
             ..Default::default()
         };
-        caller.id.connect(caller.qp.clone(), &param, cx)?;
+        let handler = Arc::new(caller.qp.clone(), GFP_KERNEL)?;
+        caller.id.connect(handler, &param, cx)?;
         Ok(caller)
     }
 

@@ -47,7 +47,7 @@ impl<F: 'static + Send> Exchange for Ask<F> {
 }
 
 struct Conn<F> {
-    qp: Arc<Qp<Softirq>>,
+    qp: Qp<Softirq>,
     _read: F,
 }
 
@@ -56,7 +56,7 @@ impl<F: 'static + Send + Sync> RecvHandler for Conn<F> {
     type Recv = Softirq;
     type Needs = context::Atomic;
 
-    fn qp(&self) -> &Arc<Qp<Softirq>> {
+    fn qp(&self) -> &Qp<Softirq> {
         &self.qp
     }
 

@@ -5,7 +5,7 @@
 use kernel::prelude::*;
 use rdma::prelude::*;
 
-fn drain_later(client: &ClientRef, qp: Arc<Qp<Softirq>>) -> Result {
+fn drain_later(client: &ClientRef, qp: Qp<Softirq>) -> Result {
     let cx = Sleepable::current()?;
     qp.drain(&cx)?;
     #[cfg(mistake)]

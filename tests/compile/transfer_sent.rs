@@ -8,7 +8,7 @@ use rdma::{
     rw::{Ctx, Rw}, //
 };
 
-fn write_later(client: &ClientRef, qp: Arc<Qp<Softirq>>, data: &'static Ctx, to: Remote) -> Result {
+fn write_later(client: &ClientRef, qp: Qp<Softirq>, data: &'static Ctx, to: Remote) -> Result {
     let cx = Sleepable::current()?;
     #[cfg(mistake)]
     let rw = Rw::write(data, .., to, &cx);

@@ -225,7 +225,7 @@ pub(crate) mod messages {
 
     pub(crate) struct Conn {
         pub(crate) id: cm::Id,
-        qp: Arc<Qp<Workqueue>>,
+        qp: Qp<Workqueue>,
         pd: Pd,
         /// Where the initiator waits for the answer. The target has none, and answers.
         answer: Option<Arc<Outcome<u64>>>,
@@ -240,7 +240,7 @@ pub(crate) mod messages {
         type Recv = Workqueue;
         type Needs = Sleepable;
 
-        fn qp(&self) -> &Arc<Qp<Workqueue>> {
+        fn qp(&self) -> &Qp<Workqueue> {
             &self.qp
         }
 
@@ -276,7 +276,7 @@ pub(crate) mod messages {
             cx: &Sleepable,
         ) -> Result<Arc<Self>> {
             let cq = Cq::alloc_any(pd.device(), CAPS.entries(), cx)?;
-            let qp = Arc::new(Qp::create(&id, pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?;
+            let qp = Qp::create(&id, pd, &cq, &cq, &CAPS, cx)?;
             let pd = pd.clone();
             Ok(Arc::new(Self { id, qp, pd, answer }, GFP_KERNEL)?)
         }
@@ -517,7 +517,7 @@ pub(crate) mod requests {
     pub(crate) struct Initiator {
         client: ClientRef,
         pub(crate) id: cm::Id,
-        qp: Arc<Qp<Workqueue>>,
+        qp: Qp<Workqueue>,
         tags: Tags<Get>,
         #[pin]
         end: Work<Self>,
@@ -545,7 +545,7 @@ pub(crate) mod requests {
             cx: &Sleepable,
         ) -> Result<Arc<Self>> {
             let id = cm::Id::resolve(client, addr, 5_000, cx)?;
-            let qp = Arc::new(sizes::qp(&id, pd, &sizes::INITIATOR, cx)?, GFP_KERNEL)?;
+            let qp = sizes::qp(&id, pd, &sizes::INITIATOR, cx)?;
             let make = |_| {
                 let request = Request {
                     message: Buf::alloc(pd, REQUEST, cx)?,
@@ -633,7 +633,7 @@ pub(crate) mod requests {
         type Recv = Workqueue;
         type Needs = Sleepable;
 
-        fn qp(&self) -> &Arc<Qp<Workqueue>> {
+        fn qp(&self) -> &Qp<Workqueue> {
             &self.qp
         }
 
@@ -679,7 +679,7 @@ pub(crate) mod requests {
 
     pub(crate) struct Target {
         id: cm::Id,
-        qp: Arc<Qp<Workqueue>>,
+        qp: Qp<Workqueue>,
         pd: Pd,
     }
 
@@ -719,7 +719,7 @@ pub(crate) mod requests {
             let pd = pd.clone();
             let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
                 let id = request.into_id(cx)?;
-                let qp = Arc::new(sizes::qp(&id, &pd, &sizes::TARGET, cx)?, GFP_KERNEL)?;
+                let qp = sizes::qp(&id, &pd, &sizes::TARGET, cx)?;
                 let pd = pd.clone();
                 let conn = Arc::new(Self { id, qp, pd }, GFP_KERNEL)?;
                 let ring = RecvRing {
@@ -741,7 +741,7 @@ pub(crate) mod requests {
         type Recv = Workqueue;
         type Needs = Sleepable;
 
-        fn qp(&self) -> &Arc<Qp<Workqueue>> {
+        fn qp(&self) -> &Qp<Workqueue> {
             &self.qp
         }
 
@@ -839,7 +839,7 @@ pub(crate) mod credits {
     /// One end. Each message begins with the number of credits that it gives.
     #[pin_data]
     pub(crate) struct End {
-        qp: Arc<Qp<Workqueue>>,
+        qp: Qp<Workqueue>,
         pd: Pd,
         #[pin]
         to_send: SendCredits,
@@ -849,7 +849,7 @@ pub(crate) mod credits {
 
     impl End {
         /// Makes an end of a connected QP, and posts its receives.
-        pub(crate) fn new(qp: Arc<Qp<Workqueue>>, pd: &Pd, cx: &Sleepable) -> Result<Arc<Self>> {
+        pub(crate) fn new(qp: Qp<Workqueue>, pd: &Pd, cx: &Sleepable) -> Result<Arc<Self>> {
             let end = try_pin_init!(Self {
                 qp,
                 pd: pd.clone(),
@@ -926,7 +926,7 @@ pub(crate) mod credits {
         type Recv = Workqueue;
         type Needs = Sleepable;
 
-        fn qp(&self) -> &Arc<Qp<Workqueue>> {
+        fn qp(&self) -> &Qp<Workqueue> {
             &self.qp
         }
 

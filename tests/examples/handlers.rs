@@ -25,7 +25,7 @@ struct Command {
     buf: Buf<Bidirectional>,
     data: Ctx,
     region: Region<FromDevice>,
-    qp: Arc<Qp<Softirq>>,
+    qp: Qp<Softirq>,
 }
 
 impl CqeHandler for Command {

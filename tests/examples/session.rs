@@ -40,7 +40,7 @@ impl CqeHandler for Message {
 #[pin_data]
 struct Conn {
     id: cm::Id,
-    qp: Arc<Qp<Softirq>>,
+    qp: Qp<Softirq>,
     #[pin]
     credits: SendCredits,
 }
@@ -59,7 +59,7 @@ impl RecvHandler for Conn {
     type Recv = Softirq;
     type Needs = context::Atomic;
 
-    fn qp(&self) -> &Arc<Qp<Softirq>> {
+    fn qp(&self) -> &Qp<Softirq> {
         &self.qp
     }
 
@@ -79,7 +79,7 @@ impl RecvHandler for Conn {
 }
 
 /// A side that may send when its peer has given it credits, at most 32, and gives as many at first.
-fn credits(id: cm::Id, qp: Arc<Qp<Softirq>>) -> Result<(Arc<Conn>, RecvCredits)> {
+fn credits(id: cm::Id, qp: Qp<Softirq>) -> Result<(Arc<Conn>, RecvCredits)> {
     let conn = pin_init!(Conn {
         id,
         qp,

@@ -92,7 +92,6 @@ pub(crate) fn completion<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let qp = InitAttr::new(pd, &cq, &cq, &CAPS)
         .rw_contexts(1, PORT)
         .create(t.cx)?;
-    let qp = Arc::new(qp, GFP_KERNEL)?;
     null.inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
     // Those before it, and behind it, come.
     send(t, &qp)?;
@@ -110,7 +109,7 @@ fn send<C: Way>(t: &mut Turn<'_, C>, qp: &Qp<C>) -> Result {
         .map_err(|e| refused(e, |m| &m.life))
 }
 
-fn post<C: Way>(t: &mut Turn<'_, C>, kind: Kind, null: &NullDevice, qp: &Arc<Qp<C>>) -> Result {
+fn post<C: Way>(t: &mut Turn<'_, C>, kind: Kind, null: &NullDevice, qp: &Qp<C>) -> Result {
     let cx = t.cx;
     match kind {
         Kind::Exchange => {

@@ -121,7 +121,7 @@ impl Sort {
 }
 
 impl<C: Way> Parts<C> {
-    fn qp(&self, sort: Sort, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Arc<Qp<C>>> {
+    fn qp(&self, sort: Sort, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Qp<C>> {
         let (cq, caps) = match sort {
             Sort::Session => (&self.session_cq, &session::CAPS),
             _ => (&self.cq, &CAPS),
@@ -131,7 +131,7 @@ impl<C: Way> Parts<C> {
     }
 
     /// Makes a QP on the SRQ.
-    fn srq_qp(&self, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Arc<Qp<AnyContext>>> {
+    fn srq_qp(&self, id: Option<&cm::Id>, cx: &Sleepable) -> Result<Qp<AnyContext>> {
         let init = InitAttr::on_srq(&self.pd, &self.srq_cq, &self.srq, &CAPS);
         made(init, id, cx)
     }
@@ -141,22 +141,21 @@ fn made<C: PollContext>(
     init: InitAttr<'_, C>,
     id: Option<&cm::Id>,
     cx: &Sleepable,
-) -> Result<Arc<Qp<C>>> {
-    let qp = match id {
-        Some(id) => init.create_for(id, cx)?,
-        None => init.create(cx)?,
-    };
-    Ok(Arc::new(qp, GFP_KERNEL)?)
+) -> Result<Qp<C>> {
+    match id {
+        Some(id) => init.create_for(id, cx),
+        None => init.create(cx),
+    }
 }
 
 /// The QP that a request was accepted with.
 enum Accepted<C: PollContext> {
-    Qp(Arc<Qp<C>>),
-    OnSrq(Arc<Qp<AnyContext>>),
+    Qp(Qp<C>),
+    OnSrq(Qp<AnyContext>),
 }
 
 /// A QP, and one on the SRQ that it sends to.
-type SrqPair<C> = (Arc<Qp<C>>, Arc<Qp<AnyContext>>);
+type SrqPair<C> = (Qp<C>, Qp<AnyContext>);
 
 /// The network that connects QPs of one device.
 pub(crate) enum Net<C: PollContext> {
@@ -172,7 +171,7 @@ impl<C: Way> Net<C> {
         sort: Sort,
         rng: &mut Rng,
         cx: &Sleepable,
-    ) -> Result<[Arc<Qp<C>>; 2]> {
+    ) -> Result<[Qp<C>; 2]> {
         match self {
             Self::Null(null) => {
                 let ends = [parts.qp(sort, None, cx)?, parts.qp(sort, None, cx)?];
@@ -277,7 +276,7 @@ impl<C: Way> Link<C> {
         sort: Sort,
         rng: &mut Rng,
         cx: &Sleepable,
-    ) -> Result<(Arc<Qp<C>>, Accepted<C>)> {
+    ) -> Result<(Qp<C>, Accepted<C>)> {
         let _dialing = self.connecting.lock();
         let id = cm::Id::resolve(&self.client, self.addr, RESOLVE_MS, cx)?;
         let qp = parts.qp(sort, Some(&id), cx)?;

@@ -241,7 +241,7 @@ impl CqeHandler for Reused {
 pub(crate) struct Again<C: PollContext> {
     cqe: Cqe<Self>,
     buf: Memory,
-    pub(crate) qp: Arc<Qp<C>>,
+    pub(crate) qp: Qp<C>,
     /// The number of posts.
     left: u32,
     how: How,
@@ -257,7 +257,7 @@ pub(crate) enum How {
 impl<C: Way> Again<C> {
     pub(crate) fn new(
         buf: Memory,
-        qp: &Arc<Qp<C>>,
+        qp: &Qp<C>,
         left: u32,
         how: How,
         life: Life,
@@ -314,7 +314,7 @@ impl<C: Way> CqeHandler for Again<C> {
 #[derive(HasCqe)]
 pub(crate) struct Own<C: PollContext> {
     cqe: Cqe<Self>,
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     pub(crate) region: Region<Bidirectional>,
     pub(crate) life: Life,
 }
@@ -322,7 +322,7 @@ pub(crate) struct Own<C: PollContext> {
 impl<C: Way> Own<C> {
     pub(crate) fn new(
         region: Region<Bidirectional>,
-        qp: &Arc<Qp<C>>,
+        qp: &Qp<C>,
         life: Life,
     ) -> Result<Pin<KBox<Self>>> {
         let this = Self {

@@ -296,7 +296,7 @@ pub(crate) type Ring = SendRing<Pin<KBox<Note>>>;
 /// One end.
 #[pin_data]
 pub(crate) struct Conn<C: Way> {
-    pub(crate) qp: Arc<Qp<C>>,
+    pub(crate) qp: Qp<C>,
     pub(crate) tags: Tags<Ask>,
     #[pin]
     pub(crate) ring: SpinLockIrq<Option<Ring>>,
@@ -319,7 +319,7 @@ pub(crate) struct Conn<C: Way> {
 
 impl<C: Way> Conn<C> {
     pub(crate) fn new(
-        qp: &Arc<Qp<C>>,
+        qp: &Qp<C>,
         credits: &Arc<SendCredits>,
         granted: &Arc<SendCredits>,
         world: &World<C>,
@@ -540,7 +540,7 @@ impl<C: Way> RecvHandler for Conn<C> {
     type Recv = C;
     type Needs = context::Atomic;
 
-    fn qp(&self) -> &Arc<Qp<C>> {
+    fn qp(&self) -> &Qp<C> {
         &self.qp
     }
 
@@ -583,7 +583,7 @@ pub(crate) struct Session<C: Way> {
 impl<C: Way> Session<C> {
     /// Makes the tables of two QPs that are connected, and posts their receives.
     pub(crate) fn new(
-        qps: &[Arc<Qp<C>>; 2],
+        qps: &[Qp<C>; 2],
         in_order: bool,
         world: &World<C>,
         cx: &Sleepable,

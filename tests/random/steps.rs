@@ -71,7 +71,7 @@ pub(crate) struct Turn<'a, C: Way> {
     pub(crate) cx: &'a Sleepable,
 }
 
-type End<C> = Arc<Qp<C>>;
+type End<C> = Qp<C>;
 type Shareable = SharedRegion<Bidirectional>;
 
 /// A step, and how often it is taken compared to others.

@@ -148,7 +148,7 @@ pub(crate) struct Found<C: Way> {
     /// The handlers that have it.
     users: Atomic<i32>,
     _data: Option<Ctx>,
-    _qp: Option<Arc<Qp<C>>>,
+    _qp: Option<Qp<C>>,
     life: Life,
 }
 

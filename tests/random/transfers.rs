@@ -70,7 +70,7 @@ impl<O: SgOwner<Bidirectional>> CqeHandler for Transfer<O> {
 }
 
 /// An end of a pair.
-type End<C> = (Arc<Pair<C>>, Arc<Qp<C>>);
+type End<C> = (Arc<Pair<C>>, Qp<C>);
 
 /// A transfer that this thread has prepared for an end of a pair, which it may keep.
 pub(crate) struct Prepared<C: Way> {
@@ -126,7 +126,7 @@ pub(crate) fn prepared<C: Way>(t: &mut Turn<'_, C>) -> Result {
 struct Staged<C: Way> {
     first: Cqe<Self, 0>,
     second: Cqe<Self, 1>,
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     data: Ctx,
     life: Life,
 }
@@ -195,7 +195,7 @@ type Listed = SgMap<SgList<Arc<Bytes>>, ToDevice>;
 #[derive(HasCqe)]
 struct Published<C: Way> {
     cqe: Cqe<Self>,
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     region: Region<ToDevice, Listed>,
     drops: bool,
     life: Life,

@@ -73,7 +73,7 @@ const BATCHES: usize = 3;
 
 /// Two QPs that are connected to each other, and a region of each.
 pub(crate) struct Pair<C: PollContext> {
-    pub(crate) ends: [Arc<Qp<C>>; 2],
+    pub(crate) ends: [Qp<C>; 2],
     pub(crate) regions: [Arc<SharedRegion<Bidirectional>>; 2],
     /// The address and the key of each region, once it was registered.
     remotes: [(Atomic<u64>, Atomic<u32>); 2],
@@ -104,7 +104,7 @@ impl<C: Way> Pair<C> {
 
     /// Returns whether one of the QPs has failed.
     fn is_broken(&self, cx: &Sleepable) -> bool {
-        let broken = |qp: &Arc<Qp<C>>| qp.query(cx).map_or(true, |info| info.state != State::Rts);
+        let broken = |qp: &Qp<C>| qp.query(cx).map_or(true, |info| info.state != State::Rts);
         self.ends.iter().any(broken)
     }
 }
@@ -152,8 +152,8 @@ impl<C: PollContext> Drop for Pair<C> {
 
 /// A QP, and one on an SRQ that it sends to.
 pub(crate) struct SrqPair<C: PollContext> {
-    pub(crate) from: Arc<Qp<C>>,
-    pub(crate) to: Arc<Qp<AnyContext>>,
+    pub(crate) from: Qp<C>,
+    pub(crate) to: Qp<AnyContext>,
     null: Option<Arc<NullDevice>>,
 }
 

@@ -56,7 +56,7 @@ struct Run {
 #[derive(HasCqe)]
 struct Owner<C: Provides<context::Atomic>> {
     cqe: Cqe<Self>,
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     run: Arc<Run>,
     posted: i64,
     back: i64,
@@ -113,7 +113,7 @@ fn soak<C: context::FixedContext + Provides<context::Atomic> + Unpin>(
     let caps = Caps::new(OWNERS, 0);
     let pd = Pd::alloc(dev, cx)?;
     let cq = Cq::<C>::alloc_any(dev, caps.entries(), cx)?;
-    let qp = Arc::new(Qp::create_raw(&pd, &cq, &cq, &caps, cx)?, GFP_KERNEL)?;
+    let qp = Qp::create_raw(&pd, &cq, &cq, &caps, cx)?;
     null.inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
     let run = Arc::pin_init(
         pin_init!(Run {

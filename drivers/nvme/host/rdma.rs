@@ -412,7 +412,7 @@ pub(crate) struct Queue {
     client: ClientRef,
     id: cm::Id,
     cq: Cq<AnyContext>,
-    qp: Arc<Qp<AnyContext>>,
+    qp: Qp<AnyContext>,
     tags: Tags<Io>,
     pd: Pd,
     /// Connect was successful, and the queue was not stopped.
@@ -466,7 +466,7 @@ impl RecvHandler for Queue {
     type Recv = AnyContext;
     type Needs = context::Atomic;
 
-    fn qp(&self) -> &Arc<Qp<AnyContext>> {
+    fn qp(&self) -> &Qp<AnyContext> {
         &self.qp
     }
 
@@ -582,7 +582,7 @@ impl Queue {
             true => Cq::<Direct>::alloc(&dev, sizes.entries, vector, cx)?.into_any(),
             false => Cq::<Softirq>::alloc(&dev, sizes.entries, vector, cx)?.into_any(),
         };
-        let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?, GFP_KERNEL)?;
+        let qp = Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?;
         let link = setup.ctrl().link();
         let capsule = COMMAND.saturating_add(copied_size as usize);
         let mut capsules = Bufs::new(&pd, commands as usize, capsule, cx)?;

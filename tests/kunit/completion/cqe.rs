@@ -213,7 +213,7 @@ mod tests {
         #[derive(HasCqe)]
         struct Again {
             cqe: Cqe<Self>,
-            qp: Arc<Qp<Softirq>>,
+            qp: Qp<Softirq>,
             calls: Arc<Counter>,
         }
         impl CqeHandler for Again {

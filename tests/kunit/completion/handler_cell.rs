@@ -38,17 +38,17 @@ const REQUESTS: u32 = 24;
 
 /// Two QPs whose requests go nowhere and complete at once to one CQ, which has a cell.
 struct Pair<C: PollContext> {
-    qps: [Arc<Qp<C>>; 2],
+    qps: [Qp<C>; 2],
     cell: Arc<HandlerCell<u32>>,
     cq: Cq<C>,
     null: NullEnv,
 }
 
 /// Makes a QP whose requests go nowhere.
-fn lone<C: PollContext>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
+fn lone<C: PollContext>(null: &NullEnv, cq: &Cq<C>) -> Result<Qp<C>> {
     let qp = null.env.raw_qp(cq, &CAPS)?;
     (null.dev).inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
-    Ok(Arc::new(qp, GFP_KERNEL)?)
+    Ok(qp)
 }
 
 /// Posts a request that calls a function.

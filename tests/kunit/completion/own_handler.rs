@@ -149,7 +149,7 @@ mod tests {
         let env = Env::new()?;
         let cq = env.cq::<Softirq>(64)?;
         let free = cq.free_entries();
-        let qp = Arc::new(env.qp(&cq, &CAPS)?, GFP_KERNEL)?;
+        let qp = env.qp(&cq, &CAPS)?;
         let (id, calls) = (env.id()?, Counter::new()?);
         // The queue keeps its own QP: a cycle that the flush ends.
         let (keeps, counts) = (qp.clone(), calls.clone());

@@ -46,7 +46,7 @@ fn over(link: Link<Softirq>) -> Result {
 #[pin_data]
 struct Owner {
     #[pin]
-    connection: Mutex<Option<(cm::Id, Arc<Qp<Softirq>>)>>,
+    connection: Mutex<Option<(cm::Id, Qp<Softirq>)>>,
     _gone: CountDrop,
 }
 
@@ -65,7 +65,7 @@ struct Leaver {
     #[pin]
     id: Mutex<Option<cm::Id>>,
     left: Arc<Counter>,
-    _qp: Arc<Qp<Softirq>>,
+    _qp: Qp<Softirq>,
 }
 
 impl cm::Handler for Leaver {
@@ -89,7 +89,7 @@ impl cm::Handler for Leaver {
 /// Connects to a peer whose handler `handler` makes from its connection, and returns this side.
 fn connect<H: cm::Handler>(
     env: &Env,
-    handler: impl Fn(cm::Id, Arc<Qp<Softirq>>) -> Result<Arc<H>> + Send + Sync + 'static,
+    handler: impl Fn(cm::Id, Qp<Softirq>) -> Result<Arc<H>> + Send + Sync + 'static,
 ) -> Result<End<Softirq, Softirq>> {
     connect_to(env, move |id, qp, cx| {
         id.accept(handler(id.clone(), qp)?, &cm::ConnParam::default(), cx)
@@ -99,13 +99,13 @@ fn connect<H: cm::Handler>(
 /// Connects to a peer that answers by `answer`, and returns this side.
 fn connect_to(
     env: &Env,
-    answer: impl Fn(cm::Id, Arc<Qp<Softirq>>, &Sleepable) -> Result + Send + Sync + 'static,
+    answer: impl Fn(cm::Id, Qp<Softirq>, &Sleepable) -> Result + Send + Sync + 'static,
 ) -> Result<End<Softirq, Softirq>> {
     let (addr, pd) = (env.addr(), env.pd.clone());
     let accept = move |request: cm::Request<'_>, cx: &Sleepable| -> Result {
         let id = request.into_id(cx)?;
         let cq = Cq::<Softirq>::alloc_any(pd.device(), 64, cx)?;
-        let qp = Arc::new(Qp::create(&id, &pd, &cq, &cq, &CAPS, cx)?, GFP_KERNEL)?;
+        let qp = Qp::create(&id, &pd, &cq, &cq, &CAPS, cx)?;
         answer(id, qp, cx)
     };
     let listener = cm::Listener::new(&env.client, addr, 8, Arc::new(accept, GFP_KERNEL)?, &env.cx)?;
@@ -261,7 +261,7 @@ mod tests {
             // This is called by the callback of the listener.
             let other = cm::Id::resolve(&client, addr, STEP_MS, cx).err();
             tell.populate((other, id.resolve_route(STEP_MS, cx).err()));
-            Ok(qp)
+            Ok(Arc::new(qp, GFP_KERNEL)?)
         })?;
         check_eq!(said.copy(), Some((Some(EDEADLK), Some(EDEADLK))));
         drop(end);

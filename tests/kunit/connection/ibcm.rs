@@ -216,7 +216,7 @@ mod tests {
             events.keep(request.accept(&passive, events.clone(), &cm::ConnParam::default(), cx)?);
             Ok(())
         })?;
-        let qp = Arc::new(env.raw_qp(&cq, &Caps::new(4, 4))?, GFP_KERNEL)?;
+        let qp = env.raw_qp(&cq, &Caps::new(4, 4))?;
         let (stop, ended, changing) = (Counter::new()?, Counter::new()?, qp.clone());
         let counters = (stop.clone(), ended.clone());
         Watch::on(qp.num());

@@ -76,10 +76,7 @@ fn in_handler<C: Polled>() -> Result {
     let cq = env.cq::<C>(64)?;
     let free = cq.free_entries();
     let id = env.id()?;
-    let qp = Arc::new(
-        Qp::create(&id, &env.pd, &cq, &cq, &CAPS, &env.cx)?,
-        GFP_KERNEL,
-    )?;
+    let qp = Qp::create(&id, &env.pd, &cq, &cq, &CAPS, &env.cx)?;
     let handles = Handles::<C>::new(&inbox)?;
     let (keeps, counts) = (
         (qp.clone(), id.clone(), cq.clone(), env.pd.clone()),

@@ -38,7 +38,7 @@ struct Ends<C: Polled> {
     cqe: Cqe<Self>,
     buf: Buf<FromDevice>,
     region: Whole,
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     said: Said,
 }
 
@@ -129,9 +129,9 @@ fn local<C: Polled>(link: &Link<C>, mut region: Whole, times: usize) -> Result<W
 
 /// A QP of a null device, its peer, and their CQ, which is polled where a test does that only.
 #[allow(clippy::type_complexity)]
-fn unpolled() -> Result<(NullEnv, Arc<Qp<Direct>>, Qp<Direct>, Cq<Direct>)> {
+fn unpolled() -> Result<(NullEnv, Qp<Direct>, Qp<Direct>, Cq<Direct>)> {
     let Null { a, b, cq, env, dev } = Null::<Direct>::new()?;
-    Ok((NullEnv { env, dev }, Arc::new(a, GFP_KERNEL)?, b, cq))
+    Ok((NullEnv { env, dev }, a, b, cq))
 }
 
 /// A region whose registration or invalidation is posted.
@@ -179,7 +179,7 @@ fn register_unpolled(qp: &Qp<Direct>, cq: &Cq<Direct>, region: Whole) -> Result<
 /// Has the peer invalidate a key, and returns whether the completion that `poll` takes was proof.
 fn end_unpolled(
     env: &Env,
-    qp: &Arc<Qp<Direct>>,
+    qp: &Qp<Direct>,
     peer: &Qp<Direct>,
     region: Whole,
     rkey: u32,

@@ -22,7 +22,7 @@ struct Turns<C: Polled> {
     inv: Cqe<Self, INV>,
     region: Region<Bidirectional>,
     left: u32,
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     /// Counts when the region was as it should be.
     right: Arc<Counter>,
     /// Counts when this is over.

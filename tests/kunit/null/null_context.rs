@@ -55,7 +55,7 @@ impl Drop for Dropped {
 
 /// A connection: the context owns its QP.
 struct Conn {
-    qp: Arc<Qp<Workqueue>>,
+    qp: Qp<Workqueue>,
 }
 
 /// The number that a handler finds.
@@ -115,13 +115,13 @@ fn each_has_its_own<C: CorePolled + Polled + Provides<context::Atomic>>() -> Res
 /// Takes the context from a QP while a handler borrows it, which goes on by `then` once the drain
 /// has begun. In the end nothing has the QP.
 fn cleared_in_handler<T: Send + Sync + 'static>(
-    make: impl FnOnce(Arc<Qp<Workqueue>>) -> Result<Arc<T>>,
+    make: impl FnOnce(Qp<Workqueue>) -> Result<Arc<T>>,
     then: impl FnOnce(&T, &Sleepable) + Unpin + Send + 'static,
 ) -> Result {
     let null = Null::<Workqueue>::new()?;
     let (cx, (begun, cleared)) = (&null.env.cx, (Counter::new()?, Counter::new()?));
     let free = null.cq.free_entries();
-    let qp = Arc::new(null.a, GFP_KERNEL)?;
+    let qp = null.a;
     qp.set_context(make(qp.clone())?, cx)?;
 
     let (begins, own) = (begun.clone(), qp.clone());
@@ -227,7 +227,7 @@ where
 /// Gives a context up in a handler that borrows it.
 fn release_in_handler() -> Result {
     let null = Null::<Workqueue>::new()?;
-    let qp = Arc::new(null.a, GFP_KERNEL)?;
+    let qp = null.a;
     qp.set_context(Arc::new(One(0), GFP_KERNEL)?, &null.env.cx)?;
     let (refused, own) = (Counter::new()?, qp.clone());
     let count = refused.clone();
@@ -248,7 +248,7 @@ fn released_in_handler(release: fn(&Qp<Workqueue>, &Sleepable) -> Result) -> Res
     let null = Null::<Workqueue>::new()?;
     let (cx, gone) = (&null.env.cx, Counter::new()?);
     let (begun, alive, ended) = (Counter::new()?, Counter::new()?, Counter::new()?);
-    let qp = Arc::new(null.a, GFP_KERNEL)?;
+    let qp = null.a;
     let context = || -> Result<_> { Ok(Arc::new(Dropped(gone.clone()), GFP_KERNEL)?) };
     qp.set_context(context()?, cx)?;
     let (begins, lives, own, other) = (begun.clone(), alive.clone(), qp.clone(), context()?);
@@ -282,7 +282,7 @@ fn released_in_handler(release: fn(&Qp<Workqueue>, &Sleepable) -> Result) -> Res
 #[derive(HasCqe)]
 struct Again<C: PollContext> {
     cqe: Cqe<Self>,
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     times: Arc<Counter>,
     stop: Arc<Counter>,
 }
@@ -306,7 +306,6 @@ fn released_on_a_busy_cq<C: CorePolled + Polled>() -> Result {
     let Null { a, b, cq, env, dev } = null;
     let (times, stop, gone) = (Counter::new()?, Counter::new()?, Counter::new()?);
     dev.inject_qp(b.num(), Injection::Connect { peer: 0 })?;
-    let b = Arc::new(b, GFP_KERNEL)?;
     for _ in 0..4 {
         let again = Again {
             cqe: Cqe::new(),
@@ -414,7 +413,7 @@ mod tests {
     #[test]
     fn own_handler_does_not_clear() -> Result {
         let null = Null::<Workqueue>::new()?;
-        let qp = Arc::new(null.a, GFP_KERNEL)?;
+        let qp = null.a;
         qp.set_context(Arc::new(One(0), GFP_KERNEL)?, &null.env.cx)?;
         let (refused, own) = (Counter::new()?, qp.clone());
         let count = refused.clone();
@@ -458,7 +457,7 @@ mod tests {
     fn context_is_set_in_a_handler_while_the_qp_is_drained() -> Result {
         let null = Null::<Workqueue>::new()?;
         let (begun, set) = (Counter::new()?, Counter::new()?);
-        let qp = Arc::new(null.a, GFP_KERNEL)?;
+        let qp = null.a;
         let (begins, sets, own) = (begun.clone(), set.clone(), qp.clone());
         let context = Arc::new(One(1), GFP_KERNEL)?;
         let handler = OnDone::<Sleepable, _>::new(move |_, cx| {

@@ -44,7 +44,7 @@ fn shared<T>(value: T) -> Result<Shared<T>> {
 /// Two QPs that are connected to each other, of which `a` has room for transfers.
 struct Link {
     a: Qp<Softirq>,
-    b: Arc<Qp<Softirq>>,
+    b: Qp<Softirq>,
 }
 
 impl Link {
@@ -53,7 +53,7 @@ impl Link {
         let a = InitAttr::new(&env.pd, cq, cq, &CAPS)
             .rw_contexts(contexts, 1)
             .create(&env.cx)?;
-        let b = Arc::new(env.raw_qp(cq, &CAPS)?, GFP_KERNEL)?;
+        let b = env.raw_qp(cq, &CAPS)?;
         null.connect(&a, &b)?;
         Ok(Self { a, b })
     }
@@ -116,7 +116,7 @@ impl Link {
 struct Ends {
     cqe: Cqe<Self>,
     region: Arc<SharedRegion<Bidirectional>>,
-    qp: Arc<Qp<Softirq>>,
+    qp: Qp<Softirq>,
     proved: Shared<Option<bool>>,
 }
 

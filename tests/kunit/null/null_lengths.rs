@@ -64,14 +64,14 @@ impl CqeHandler for Transfer {
 }
 
 /// A connection with receives.
-struct Receiver(Arc<Qp<Softirq>>);
+struct Receiver(Qp<Softirq>);
 
 impl RecvHandler for Receiver {
     type Send = Softirq;
     type Recv = Softirq;
     type Needs = context::Atomic;
 
-    fn qp(&self) -> &Arc<Qp<Softirq>> {
+    fn qp(&self) -> &Qp<Softirq> {
         &self.0
     }
 
@@ -212,7 +212,7 @@ mod tests {
         let null = Null::<Softirq>::new()?;
         let Env { pd, cx, .. } = &null.env;
         let cq = null.env.cq::<Softirq>(CAPS.entries())?;
-        let qp = Arc::new(null.env.raw_qp(&cq, &CAPS)?, GFP_KERNEL)?;
+        let qp = null.env.raw_qp(&cq, &CAPS)?;
         let conn = Arc::new(Receiver(qp), GFP_KERNEL)?;
         let ring = |count, len| RecvRing { pd, count, len }.post(&conn, cx);
         check_err!(ring(u32::MAX, 1), ENOMEM);

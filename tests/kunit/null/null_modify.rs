@@ -31,7 +31,7 @@ type Change = fn(&Qp<Softirq>, &Sleepable) -> Result;
 fn one_after_the_other(second: Change) -> Result {
     let null = NullEnv::new()?;
     let cq = null.env.cq::<Softirq>(CAPS.entries())?;
-    let qp = Arc::new(null.env.raw_qp(&cq, &CAPS)?, GFP_KERNEL)?;
+    let qp = null.env.raw_qp(&cq, &CAPS)?;
     let num = qp.num();
     null.dev.inject_qp(num, Injection::Connect { peer: 0 })?;
     null.dev.inject_qp(num, Injection::Dwell { us: LONG_US })?;

@@ -3,6 +3,7 @@
 //! QPs: their sizes, and what they are made of.
 
 use crate::fixture::{
+    Counter,
     Env,
     OnDone, //
 };
@@ -24,6 +25,26 @@ mod tests {
         );
         check!(a.num() > 1);
         check!(a.num() != b.num());
+        Ok(())
+    }
+
+    #[test]
+    fn ends_with_its_last_handle() -> Result {
+        let env = Env::new()?;
+        let cq = env.cq::<Softirq>(64)?;
+        let (free, flushed) = (cq.free_entries(), Counter::new()?);
+        let qp = env.qp(&cq, &Caps::new(1, 1))?;
+        let (other, counts) = (qp.clone(), flushed.clone());
+        check_eq!(other.num(), qp.num());
+        check_err!(qp.destroy(&env.cx), EBUSY);
+        let recv = OnDone::<context::Atomic, _>::new(move |_, _| {
+            counts.up();
+        })?;
+        other.post_recv(recv, |_| Ok(RecvWr::new([])))?;
+        check_eq!(flushed.get(), 0);
+        check!(cq.free_entries() < free);
+        other.destroy(&env.cx)?;
+        check_eq!((flushed.get(), cq.free_entries()), (1, free));
         Ok(())
     }
 

@@ -380,7 +380,7 @@ mod tests {
     fn chains_from_several_threads() -> Result {
         let pair = Pair::<Workqueue>::new(&Caps::new(64, 64))?;
         let (sent, done) = (Inbox::new()?, Counter::new()?);
-        let qp = Arc::new(pair.a, GFP_KERNEL)?;
+        let qp = pair.a;
         let peer = pair.b;
         let received = Inbox::new()?;
         for _ in 0..48 {

@@ -159,7 +159,7 @@ fn ring_ends<C: Polled>() -> Result {
 }
 
 struct Conn<C: Polled> {
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     failed: Arc<Counter>,
     _gone: CountDrop,
     _context: PhantomData<C>,
@@ -170,7 +170,7 @@ impl<C: Polled> RecvHandler for Conn<C> {
     type Recv = C;
     type Needs = context::Atomic;
 
-    fn qp(&self) -> &Arc<Qp<C>> {
+    fn qp(&self) -> &Qp<C> {
         &self.qp
     }
 
@@ -194,7 +194,7 @@ fn with_receives<C: Polled>(
     let null = NullEnv { env, dev };
     let (failed, gone) = (Counter::new()?, Counter::new()?);
     let conn = Conn {
-        qp: Arc::new(a, GFP_KERNEL)?,
+        qp: a,
         failed: failed.clone(),
         _gone: CountDrop(gone.clone()),
         _context: PhantomData,
@@ -618,7 +618,7 @@ mod tests {
         let null = NullEnv::new()?;
         let env = &null.env;
         let cq = env.cq::<Direct>(64)?;
-        let qp = Arc::new(env.raw_qp(&cq, &CAPS)?, GFP_KERNEL)?;
+        let qp = env.raw_qp(&cq, &CAPS)?;
         let num = qp.num();
         null.dev.inject_qp(num, Injection::Connect { peer: 0 })?;
         null.dev.inject_qp(num, HOLD_ALL)?;

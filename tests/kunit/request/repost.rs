@@ -27,16 +27,16 @@ struct Beat<C: Polls> {
     received: Cqe<Self, 1>,
     left: u32,
     buf: Buf<Bidirectional>,
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     /// The QP that it is posted to, if not to `qp`.
-    peer: Option<Arc<Qp<C>>>,
+    peer: Option<Qp<C>>,
     count: Arc<Counter>,
     refused: Arc<Counter>,
     _gone: CountDrop,
 }
 
 impl<C: Polls> Beat<C> {
-    fn new(env: &Env, qp: &Arc<Qp<C>>, left: u32, counts: &Counts) -> Result<Pin<KBox<Self>>> {
+    fn new(env: &Env, qp: &Qp<C>, left: u32, counts: &Counts) -> Result<Pin<KBox<Self>>> {
         let beat = Self {
             sent: Cqe::new(),
             received: Cqe::new(),
@@ -119,17 +119,18 @@ impl<C: Polls> CqeHandler<1> for Beat<C> {
 }
 
 /// A QP that sends to no peer.
-fn lone<C: Polls>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
+fn lone<C: Polls>(null: &NullEnv, cq: &Cq<C>) -> Result<Qp<C>> {
     let qp = null.env.raw_qp(cq, &CAPS)?;
     null.dev
         .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
-    Ok(Arc::new(qp, GFP_KERNEL)?)
+    Ok(qp)
 }
 
-/// Returns whether this is the only reference to the QP.
-fn is_only<C: Polls>(qp: &Arc<Qp<C>>) -> bool {
-    // SAFETY: The reference is borrowed: below it is not let go, or replaced.
-    let borrowed = unsafe { Arc::from_raw(Arc::as_ptr(qp)) };
+/// Returns whether this is the only handle of the QP.
+fn is_only<C: Polls>(qp: &Qp<C>) -> bool {
+    // SAFETY: A handle is the address of a value in an `Arc`, which is aligned as a `u64` is: their
+    // counts are at the same place. The reference is borrowed: below it is not let go, or replaced.
+    let borrowed = unsafe { Arc::from_raw(core::mem::transmute_copy::<Qp<C>, *const u64>(qp)) };
     match Arc::into_unique_or_drop(borrowed) {
         Some(only) => {
             core::mem::forget(only);
@@ -156,7 +157,7 @@ struct Asks<C: Polls> {
     sent: Cqe<Self, 0>,
     received: Cqe<Self, 1>,
     queues: Queues,
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     only: Arc<SetOnce<bool>>,
 }
 
@@ -231,7 +232,6 @@ fn is_counted_by<C: Polls>(
     let num = qp.num();
     let inject = |injection| null.dev.inject_qp(num, injection);
     inject(Injection::Connect { peer: 0 })?;
-    let qp = Arc::new(qp, GFP_KERNEL)?;
     let asks = Asks {
         sent: Cqe::new(),
         received: Cqe::new(),

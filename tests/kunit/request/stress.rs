@@ -30,8 +30,8 @@ struct Run<C: Polled> {
     to_send: Atomic<i32>,
     received: Atomic<u32>,
     wrong: Atomic<u32>,
-    from: Arc<Qp<C>>,
-    to: Arc<Qp<C>>,
+    from: Qp<C>,
+    to: Qp<C>,
 }
 
 /// A message that its handler posts again until the run is over.

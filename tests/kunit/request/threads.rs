@@ -246,7 +246,7 @@ mod tests {
         let env = Env::new()?;
         for _ in 0..TURNS / 10 {
             let cq = env.cq::<Softirq>(64)?;
-            let qp = Arc::new(env.qp(&cq, &Caps::new(1, 1))?, GFP_KERNEL)?;
+            let qp = env.qp(&cq, &Caps::new(1, 1))?;
             let dropper = || {
                 let (dev, pd, cq, qp) = (env.dev.clone(), env.pd.clone(), cq.clone(), qp.clone());
                 boxed(move |_| {

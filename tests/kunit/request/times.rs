@@ -77,7 +77,7 @@ struct Burst<C: Polled> {
     cqe: Cqe<Self>,
     /// The number of times that it is still to come back.
     left: u32,
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     seen: Arc<Seen>,
     _gone: CountDrop,
 }
@@ -103,7 +103,7 @@ impl Seen {
 }
 
 impl<C: Polled> Burst<C> {
-    fn new(qp: &Arc<Qp<C>>, left: u32, seen: &Arc<Seen>) -> Result<Pin<KBox<Self>>> {
+    fn new(qp: &Qp<C>, left: u32, seen: &Arc<Seen>) -> Result<Pin<KBox<Self>>> {
         let burst = Self {
             cqe: Cqe::new(),
             left,
@@ -133,11 +133,11 @@ impl<C: Polled> CqeHandler for Burst<C> {
 }
 
 /// A QP that sends to nobody.
-fn lone<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<Arc<Qp<C>>> {
+fn lone<C: Polled>(null: &NullEnv, cq: &Cq<C>) -> Result<Qp<C>> {
     let qp = null.env.raw_qp(cq, &CAPS)?;
     null.dev
         .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
-    Ok(Arc::new(qp, GFP_KERNEL)?)
+    Ok(qp)
 }
 
 /// The only references to the QP are those of owners: the last one goes in a handler.

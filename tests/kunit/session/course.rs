@@ -38,11 +38,11 @@ use steps::{
 const CAPS: Caps = Caps::new(16, 16);
 
 /// Makes two QPs that are connected to each other.
-fn pair(null: &NullEnv) -> Result<[Arc<Qp<Workqueue>>; 2]> {
+fn pair(null: &NullEnv) -> Result<[Qp<Workqueue>; 2]> {
     let cq = null.env.cq::<Workqueue>(2 * CAPS.entries())?;
     let (a, b) = (null.env.raw_qp(&cq, &CAPS)?, null.env.raw_qp(&cq, &CAPS)?);
     null.connect(&a, &b)?;
-    Ok([Arc::new(a, GFP_KERNEL)?, Arc::new(b, GFP_KERNEL)?])
+    Ok([a, b])
 }
 
 /// Waits until a device has no QP.

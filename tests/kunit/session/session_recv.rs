@@ -48,7 +48,7 @@ const COUNT: u32 = 4;
 /// The receiving end of a connection. A message that begins with [`KEEP`] is kept.
 #[pin_data]
 struct Conn<C: Polls> {
-    qp: Arc<Qp<C>>,
+    qp: Qp<C>,
     /// The first bytes of all messages, or their number where they have none.
     #[pin]
     first: SpinLockIrq<KVec<u8>>,
@@ -76,7 +76,7 @@ impl<C: Polls> RecvHandler for Conn<C> {
     type Recv = C;
     type Needs = context::Atomic;
 
-    fn qp(&self) -> &Arc<Qp<C>> {
+    fn qp(&self) -> &Qp<C> {
         &self.qp
     }
 
@@ -121,7 +121,7 @@ struct Counts {
 }
 
 impl<C: Polls> Conn<C> {
-    fn new(qp: Arc<Qp<C>>) -> Result<(Arc<Self>, Counts)> {
+    fn new(qp: Qp<C>) -> Result<(Arc<Self>, Counts)> {
         let counts = Counts {
             failed: Counter::new()?,
             refused: Counter::new()?,
@@ -153,7 +153,7 @@ impl<C: Polls> Conn<C> {
 }
 
 /// Drains a QP whose receives keep it, also where a test fails.
-struct Drained<C: Polls>(Arc<Qp<C>>);
+struct Drained<C: Polls>(Qp<C>);
 
 impl<C: Polls> Drop for Drained<C> {
     fn drop(&mut self) {
@@ -180,7 +180,7 @@ impl<C: Polled> Ends<C> {
     /// Posts nothing yet.
     fn bare(null: NullEnv) -> Result<Self> {
         let Null { a, b, cq, env, dev } = Null::<C>::on(null, &CAPS)?;
-        let (conn, counts) = Conn::new(Arc::new(b, GFP_KERNEL)?)?;
+        let (conn, counts) = Conn::new(b)?;
         Ok(Self {
             drained: Drained(conn.qp.clone()),
             peer: a,
@@ -276,7 +276,7 @@ fn releases<C: Polled>() -> Result {
 
 /// A connection whose handler goes on when its receives are being released.
 struct Slow {
-    qp: Arc<Qp<Workqueue>>,
+    qp: Qp<Workqueue>,
     begun: Arc<Counter>,
     /// A thread is about to release the receives, and has.
     releases: Arc<Counter>,
@@ -292,7 +292,7 @@ impl RecvHandler for Slow {
     type Recv = Workqueue;
     type Needs = Sleepable;
 
-    fn qp(&self) -> &Arc<Qp<Workqueue>> {
+    fn qp(&self) -> &Qp<Workqueue> {
         &self.qp
     }
 
@@ -319,7 +319,7 @@ fn released_in_handler(release: fn(&Qp<Workqueue>, &Sleepable) -> Result) -> Res
     let Null { a, b, cq, env, dev } = Null::<Workqueue>::new()?;
     let (refused, alive, gone) = (Counter::new()?, Counter::new()?, Counter::new()?);
     let conn = Slow {
-        qp: Arc::new(b, GFP_KERNEL)?,
+        qp: b,
         begun: Counter::new()?,
         releases: Counter::new()?,
         released: Counter::new()?,
@@ -360,7 +360,7 @@ fn posted_while_others_are_released() -> Result {
     let (env, cx) = (&null.env, &null.env.cx);
     let (sends, recvs) = (env.cq::<Workqueue>(64)?, env.cq::<Workqueue>(64)?);
     let qp = Qp::create_raw(&env.pd, &sends, &recvs, &CAPS, cx)?;
-    let qp = Drained(Arc::new(qp, GFP_KERNEL)?);
+    let qp = Drained(qp);
     let peer = env.raw_qp(&recvs, &CAPS)?;
     null.connect(&peer, &qp.0)?;
     let others = [env.raw_qp(&sends, &CAPS)?, env.raw_qp(&recvs, &CAPS)?];
@@ -488,7 +488,7 @@ mod tests {
         let null = NullEnv::new()?;
         let (env, cx) = (&null.env, &null.env.cx);
         let cq = Cq::<Softirq>::pool_get(&env.dev, CAPS.entries(), None, cx)?;
-        let qp = Arc::new(env.raw_qp(&cq, &CAPS)?, GFP_KERNEL)?;
+        let qp = env.raw_qp(&cq, &CAPS)?;
         let (conn, counts) = Conn::new(qp)?;
         let ring = RecvRing {
             pd: &env.pd,
@@ -559,7 +559,7 @@ mod tests {
             null.env.cq::<Direct>(2 * CAPS.entries())?.into_any(),
             null.env.cq::<Workqueue>(2 * CAPS.entries())?.into_any(),
         ] {
-            let qp = |cq| Ok::<_, Error>(Arc::new(null.env.raw_qp(cq, &CAPS)?, GFP_KERNEL)?);
+            let qp = |cq| null.env.raw_qp(cq, &CAPS);
             let (peer, (conn, counts)) = (qp(&cq)?, Conn::new(qp(&cq)?)?);
             null.connect(&peer, &conn.qp)?;
             let pd = &null.env.pd;

@@ -155,7 +155,7 @@ struct Ends<C: Polled> {
     tags: Arc<Tags<Io>>,
     log: Arc<Log>,
     qp: Drained<C>,
-    peer: Arc<Qp<C>>,
+    peer: Qp<C>,
     cq: Cq<C>,
     /// The requests that have come.
     inbox: Arc<Inbox>,
@@ -164,7 +164,7 @@ struct Ends<C: Polled> {
 
 /// Drains a QP whose receives keep it, also where a test fails, when its null device may still hold
 /// completions back.
-struct Drained<C: Polled>(Arc<Qp<C>>, Option<Arc<NullDevice>>);
+struct Drained<C: Polled>(Qp<C>, Option<Arc<NullDevice>>);
 
 impl<C: Polled> Drop for Drained<C> {
     fn drop(&mut self) {
@@ -180,9 +180,9 @@ impl<C: Polled> Drop for Drained<C> {
 }
 
 impl<C: Polled> core::ops::Deref for Drained<C> {
-    type Target = Arc<Qp<C>>;
+    type Target = Qp<C>;
 
-    fn deref(&self) -> &Arc<Qp<C>> {
+    fn deref(&self) -> &Qp<C> {
         &self.0
     }
 }
@@ -230,7 +230,7 @@ impl<C: Polled + Provides<context::Atomic>> Ends<C> {
         let init = |_| make(&ends.env, &log);
         let tags = Tags::new(&ends.a, Common::new(&log), count, BITS, init, &ends.env.cx)?;
         let tags = Arc::new(tags, GFP_KERNEL)?;
-        let (qp, peer) = (Arc::new(ends.a, GFP_KERNEL)?, Arc::new(ends.b, GFP_KERNEL)?);
+        let (qp, peer) = (ends.a, ends.b);
         let (env, dev) = (ends.env, ends.dev);
         Ok(Self {
             tags,
@@ -397,7 +397,7 @@ fn invalidates<C: Polled + Provides<context::Atomic>>(
 
 /// An end of a connection: the one that asks has tags.
 struct Conn {
-    qp: Arc<Qp<Workqueue>>,
+    qp: Qp<Workqueue>,
     tags: Option<Arc<Tags<Io>>>,
     pd: Pd,
     sent: Arc<Inbox>,
@@ -409,7 +409,7 @@ impl RecvHandler for Conn {
     type Recv = Workqueue;
     type Needs = Sleepable;
 
-    fn qp(&self) -> &Arc<Qp<Workqueue>> {
+    fn qp(&self) -> &Qp<Workqueue> {
         &self.qp
     }
 
@@ -435,7 +435,7 @@ impl RecvHandler for Conn {
 }
 
 impl Conn {
-    fn new(env: &Env, qp: &Arc<Qp<Workqueue>>, tags: Option<Arc<Tags<Io>>>) -> Result<Arc<Self>> {
+    fn new(env: &Env, qp: &Qp<Workqueue>, tags: Option<Arc<Tags<Io>>>) -> Result<Arc<Self>> {
         let this = Self {
             pd: env.pd.clone(),
             qp: qp.clone(),
@@ -471,7 +471,7 @@ const THREADS: u32 = 3;
 const EXCHANGES: u32 = 200;
 
 /// Threads have `EXCHANGES` each, of a few tags, and each gets its own reply.
-fn many(env: &Env, a: &Arc<Qp<Workqueue>>, b: &Arc<Qp<Workqueue>>) -> Result {
+fn many(env: &Env, a: &Qp<Workqueue>, b: &Qp<Workqueue>) -> Result {
     let log = new_log()?;
     let tags = Tags::new(
         a,
@@ -504,7 +504,7 @@ fn many(env: &Env, a: &Arc<Qp<Workqueue>>, b: &Arc<Qp<Workqueue>>) -> Result {
 }
 
 /// Has the threads do their exchanges, waits for all ends, and returns their number.
-fn exchange(env: &Env, tags: &Arc<Tags<Io>>, qp: &Arc<Qp<Workqueue>>, log: &Log) -> Result<usize> {
+fn exchange(env: &Env, tags: &Arc<Tags<Io>>, qp: &Qp<Workqueue>, log: &Log) -> Result<usize> {
     // With a fault, what is allocated later takes long.
     let each = if with_faults() { 10 } else { EXCHANGES };
     let (done, failed) = (Counter::new()?, Counter::new()?);
@@ -544,7 +544,7 @@ mod tests {
     #[test]
     fn threads_share_the_tags() -> Result {
         let ends = Null::<Workqueue>::with(&Caps::new(16, 8))?;
-        let (a, b) = (Arc::new(ends.a, GFP_KERNEL)?, Arc::new(ends.b, GFP_KERNEL)?);
+        let (a, b) = (ends.a, ends.b);
         many(&ends.env, &a, &b)
     }
 

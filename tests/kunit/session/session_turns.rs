@@ -123,14 +123,14 @@ struct Ends<C: Polled> {
     tags: Arc<Tags<Io>>,
     log: Arc<Log>,
     qp: Drained<C>,
-    peer: Arc<Qp<C>>,
+    peer: Qp<C>,
     cq: Cq<C>,
     inbox: Arc<Inbox>,
     null: NullEnv,
 }
 
 /// Drains a QP whose receives keep it, also where a test fails.
-struct Drained<C: Polled>(Arc<Qp<C>>, Arc<NullDevice>);
+struct Drained<C: Polled>(Qp<C>, Arc<NullDevice>);
 
 impl<C: Polled> Drop for Drained<C> {
     fn drop(&mut self) {
@@ -194,7 +194,7 @@ impl<C: Polled + Provides<context::Atomic>> Ends<C> {
         let init = |_| make(&ends.env, &log);
         let tags = Tags::new(&ends.a, log.clone(), COUNT, BITS, init, &ends.env.cx)?;
         let tags = Arc::new(tags, GFP_KERNEL)?;
-        let (qp, peer) = (Arc::new(ends.a, GFP_KERNEL)?, Arc::new(ends.b, GFP_KERNEL)?);
+        let (qp, peer) = (ends.a, ends.b);
         let (env, dev) = (ends.env, ends.dev);
         Ok(Self {
             tags,

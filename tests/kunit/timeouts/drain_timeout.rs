@@ -63,7 +63,7 @@ fn slow(
 
 /// A connection whose receives keep it.
 struct Receiver {
-    qp: Arc<Qp<Softirq>>,
+    qp: Qp<Softirq>,
     _life: CountDrop,
 }
 
@@ -72,7 +72,7 @@ impl RecvHandler for Receiver {
     type Recv = Softirq;
     type Needs = context::Atomic;
 
-    fn qp(&self) -> &Arc<Qp<Softirq>> {
+    fn qp(&self) -> &Qp<Softirq> {
         &self.qp
     }
 
@@ -229,7 +229,7 @@ mod tests {
         let null = NullEnv::new()?;
         let (begun, drained) = (Counter::new()?, Counter::new()?);
         let cq = null.env.cq::<Workqueue>(32)?;
-        let qp = Arc::new(null.env.raw_qp(&cq, &Caps::new(8, 8))?, GFP_KERNEL)?;
+        let qp = null.env.raw_qp(&cq, &Caps::new(8, 8))?;
         null.dev
             .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
         qp.post_send(slow(&begun, 5)?, |_| Ok(SendWr::send([])))?;
@@ -324,7 +324,7 @@ mod tests {
         let (null, gone) = (NullEnv::new()?, Counter::new()?);
         let (env, cx) = (&null.env, &null.env.cx);
         let conn = Receiver {
-            qp: Arc::new(env.raw_qp(&env.cq(32)?, &Caps::new(8, 8))?, GFP_KERNEL)?,
+            qp: env.raw_qp(&env.cq(32)?, &Caps::new(8, 8))?,
             _life: CountDrop(gone.clone()),
         };
         let conn = Arc::new(conn, GFP_KERNEL)?;
@@ -356,7 +356,7 @@ mod tests {
             let null = NullEnv::new()?;
             let (times, failed) = (Counter::new()?, Counter::new()?);
             let cq = null.env.cq::<Workqueue>(32)?;
-            let qp = Arc::new(null.env.raw_qp(&cq, &Caps::new(8, 8))?, GFP_KERNEL)?;
+            let qp = null.env.raw_qp(&cq, &Caps::new(8, 8))?;
             null.dev
                 .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
             fill(&qp, &times)?;

@@ -35,7 +35,7 @@ const CAPS: Caps = Caps::new(4, 4);
 /// The QP that is posted to.
 #[derive(Clone)]
 struct End {
-    qp: Arc<Qp<Softirq>>,
+    qp: Qp<Softirq>,
     pd: Pd,
 }
 
@@ -115,19 +115,18 @@ impl Side {
     pub(crate) fn make_qp(&self, id: &cm::Id, cx: &Sleepable) -> Result {
         let on = id.device()?.data::<Random>(cx).ok_or(ENODEV)?;
         let qp = Qp::create(id, &on.pd, &on.cq, &on.cq, &CAPS, cx)?;
-        self.set_qp(Arc::new(qp, GFP_KERNEL)?, &on);
+        self.set_qp(qp, &on);
         Ok(())
     }
 
     /// Makes a QP for the other manager.
-    pub(crate) fn make_raw_qp(&self, on: &OnDevice, cx: &Sleepable) -> Result<Arc<Qp<Softirq>>> {
+    pub(crate) fn make_raw_qp(&self, on: &OnDevice, cx: &Sleepable) -> Result<Qp<Softirq>> {
         let qp = Qp::create_raw(&on.pd, &on.cq, &on.cq, &CAPS, cx)?;
-        let qp = Arc::new(qp, GFP_KERNEL)?;
         self.set_qp(qp.clone(), on);
         Ok(qp)
     }
 
-    fn set_qp(&self, qp: Arc<Qp<Softirq>>, on: &OnDevice) {
+    fn set_qp(&self, qp: Qp<Softirq>, on: &OnDevice) {
         let pd = on.pd.clone();
         let before = self.end.lock().replace(End { qp, pd });
         // Not under the lock.

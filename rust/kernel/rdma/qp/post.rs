@@ -266,31 +266,31 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     // needs no reference if its owner goes back to the CQ that is being polled: that CQ's next
     // completion is dispatched after the handler has returned, and until then it keeps the QP.
 
-    /// Calls `post` with a counted reference. Cold, so that callers that need none do not save the
-    /// registers that this needs.
+    /// Returns a copy of the handle that is not counted, for a post that gives up the owner of the
+    /// handle.
     ///
     /// # Safety
     ///
-    /// The QP is in an `Arc` that the owner has.
+    /// What is returned is used only while there is a counted handle.
+    #[inline]
+    pub(crate) unsafe fn uncounted(&self) -> ManuallyDrop<Self> {
+        // SAFETY: The handle is valid. The copy is not dropped, and is used only while there is a
+        // counted one, as the caller promises.
+        ManuallyDrop::new(unsafe { ptr::read(self) })
+    }
+
+    /// Calls `post` with another handle. Cold, so that callers that need none do not save the
+    /// registers that this needs.
     #[cold]
-    unsafe fn post_counted<P, T>(
-        this: *const Self,
+    fn post_counted<P, T>(
+        this: ManuallyDrop<Self>,
         owner: P,
         post: impl FnOnce(&Self, P) -> Result<T, PostError<P>>,
     ) -> Result<T, PostError<P>> {
-        // SAFETY: The address is that of the content of an `Arc`, as the caller promises. This
-        // reference is the owner's, and is not dropped.
-        let this = Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(this) }));
-        let result = post(&this, owner);
-        Self::put(this);
-        result
+        post(&Self::clone(&this), owner)
     }
 
-    /// Drops a counted reference. Not inlined, so that it is in a ULP once.
-    #[inline(never)]
-    fn put(_this: Arc<Self>) {}
-
-    /// As [`Qp::post_send`], for an owner that has a reference to its QP, which `qp` returns. It is
+    /// As [`Qp::post_send`], for an owner that has a handle of its QP, which `qp` returns. It is
     /// not cloned in a handler of `wc`, if the QP's sends complete to the CQ of `wc`, which is not
     /// shared; otherwise, as for completions of a [`WcArray`], it is.
     ///
@@ -300,12 +300,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ///
     /// ```
     /// # use rdma::{context::*, cqe::*, dma::*, qp::Qp, wc::Wc, wr::SendWr};
-    /// # use kernel::sync::Arc;
     /// #[derive(HasCqe)]
     /// struct Beat {
     ///     cqe: Cqe<Self>,
     ///     buf: Buf<ToDevice>,
-    ///     qp: Arc<Qp<Softirq>>,
+    ///     qp: Qp<Softirq>,
     /// }
     ///
     /// impl CqeHandler for Beat {
@@ -328,7 +327,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub fn repost_send<P, O, F, const ID: u64, const N: usize>(
         owner: P,
         wc: &Wc,
-        qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
+        qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Self,
         wr: F,
     ) -> Result<O::Output, PostError<P>>
     where
@@ -337,18 +336,15 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         O: wr::SendOp<F>,
         F: for<'a> FnOnce(&'a P::Target) -> Result<SendWr<'a, N, O, ID>>,
     {
-        let qp = qp(&owner);
-        let (at, qp) = (wc.is_in(qp.inner.pollers.0), Arc::as_ptr(qp));
-        if at {
-            // SAFETY: The caller is a handler that borrows `wc`, and the request completes to the
-            // CQ that is dispatching it. So the owner, which is posted or given back, keeps the QP
-            // until the caller has returned. A connected QP has these operations, and `S` provides
-            // what the handler needs.
-            return unsafe { (*qp).post_op(owner, wr) };
+        // SAFETY: The owner has a handle. The caller is a handler that borrows `wc`: if the request
+        // completes to the CQ that is dispatching that, the owner, which is posted or given back,
+        // keeps the handle until the caller has returned. If not, another is made before the post.
+        let qp = unsafe { qp(&owner).uncounted() };
+        if wc.is_in(qp.inner.pollers.0) {
+            // SAFETY: A connected QP has these operations, and `S` provides what the handler needs.
+            return unsafe { qp.post_op(owner, wr) };
         }
-        // SAFETY: The QP is in the `Arc` that `qp` has returned of the owner.
-        let output = unsafe { Self::post_counted(qp, owner, |qp, owner| qp.post_send(owner, wr)) }?;
-        Ok(output)
+        Self::post_counted(qp, owner, |qp, owner| qp.post_send(owner, wr))
     }
 
     /// As [`Qp::post_recv`], for an owner that has its QP: see [`Qp::repost_send`].
@@ -356,34 +352,28 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub fn repost_recv<P, const ID: u64, const N: usize>(
         owner: P,
         wc: &Wc,
-        qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Arc<Self>,
+        qp: impl for<'a> FnOnce(&'a P::Target) -> &'a Self,
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N, ID>>,
     ) -> Result<(), PostError<P>>
     where
         P: CqePointer<ID>,
         R: Runs<P, ID>,
     {
-        let qp = qp(&owner);
-        let (at, qp) = (wc.is_in(qp.inner.pollers.1), Arc::as_ptr(qp));
-        if at {
-            // SAFETY: The caller is a handler that borrows `wc`, and the receive completes to the
-            // CQ that is dispatching it. So the owner, which is posted or given back, keeps the QP
-            // until the caller has returned.
-            return unsafe { &*qp }.post_recv(owner, wr);
+        // SAFETY: The owner has a handle. The caller is a handler that borrows `wc`: if the receive
+        // completes to the CQ that is dispatching that, the owner, which is posted or given back,
+        // keeps the handle until the caller has returned. If not, another is made before the post.
+        let qp = unsafe { qp(&owner).uncounted() };
+        if wc.is_in(qp.inner.pollers.1) {
+            return qp.post_recv(owner, wr);
         }
-        // SAFETY: The QP is in the `Arc` that `qp` has returned of the owner.
-        unsafe { Self::post_recv_counted(qp, owner, wr) }
+        Self::post_recv_counted(qp, owner, wr)
     }
 
-    /// As [`Qp::post_recv`], with a counted reference. Cold, as [`Qp::post_counted`] is: a ULP has
-    /// this once for each kind of receive.
-    ///
-    /// # Safety
-    ///
-    /// The QP is in an `Arc` that the owner has.
+    /// As [`Qp::post_recv`], with another handle. Cold, as [`Qp::post_counted`] is: a ULP
+    /// has this once for each kind of receive.
     #[cold]
-    pub(crate) unsafe fn post_recv_counted<P, const ID: u64, const N: usize>(
-        this: *const Self,
+    pub(crate) fn post_recv_counted<P, const ID: u64, const N: usize>(
+        this: ManuallyDrop<Self>,
         owner: P,
         wr: impl for<'a> FnOnce(&'a P::Target) -> Result<RecvWr<'a, N, ID>>,
     ) -> Result<(), PostError<P>>
@@ -391,12 +381,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         P: CqePointer<ID>,
         R: Runs<P, ID>,
     {
-        // SAFETY: The address is that of the content of an `Arc`, as the caller promises. This
-        // reference is the owner's, and is not dropped.
-        let this = Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(this) }));
-        let result = this.post_recv(owner, wr);
-        Self::put(this);
-        result
+        Self::clone(&this).post_recv(owner, wr)
     }
 }
 

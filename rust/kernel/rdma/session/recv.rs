@@ -61,7 +61,7 @@ pub trait RecvHandler: Send + Sync + Sized + 'static {
     type Needs: Context;
 
     /// Returns the QP of the connection.
-    fn qp(&self) -> &Arc<Qp<Self::Send, Self::Recv>>;
+    fn qp(&self) -> &Qp<Self::Send, Self::Recv>;
 
     /// Handles a message, whose receive is posted again when `message` is dropped.
     fn received(message: Received<'_, Self>, cx: &Self::Needs);
@@ -86,7 +86,7 @@ pub trait RecvHandler: Send + Sync + Sized + 'static {
 ///
 /// struct Conn {
 ///     id: cm::Id,
-///     qp: Arc<Qp<Softirq>>,
+///     qp: Qp<Softirq>,
 /// }
 ///
 /// impl RecvHandler for Conn {
@@ -94,7 +94,7 @@ pub trait RecvHandler: Send + Sync + Sized + 'static {
 ///     type Recv = Softirq;
 ///     type Needs = context::Atomic;
 ///
-///     fn qp(&self) -> &Arc<Qp<Softirq>> {
+///     fn qp(&self) -> &Qp<Softirq> {
 ///         &self.qp
 ///     }
 ///
@@ -163,14 +163,17 @@ impl RecvRing<'_> {
             // SAFETY: The table has so many receives; a cell is as its content.
             let recv = RecvRef(unsafe { first.add(index) });
             let unposted = match result {
-                // SAFETY: The receive has a reference of the QP, which this is.
-                Ok(()) => match unsafe { Qp::post_recv_counted(Arc::as_ptr(qp), recv, Recv::wr) } {
-                    Ok(()) => None,
-                    Err(e) => {
-                        result = Err(e.error());
-                        e.owner
+                Ok(()) => {
+                    // SAFETY: The connection, which is borrowed, has the handle.
+                    let qp = unsafe { qp.uncounted() };
+                    match Qp::post_recv_counted(qp, recv, Recv::wr) {
+                        Ok(()) => None,
+                        Err(e) => {
+                            result = Err(e.error());
+                            e.owner
+                        }
                     }
-                },
+                }
                 Err(_) => Some(recv),
             };
             drop(unposted.and_then(RecvRef::end));
@@ -194,7 +197,7 @@ struct Recv<T: RecvHandler> {
     cqe: UnsafeCell<Cqe<Self>>,
     buf: Buf<FromDevice>,
     conn: UnsafeCell<ManuallyDrop<Arc<T>>>,
-    qp: UnsafeCell<ManuallyDrop<Arc<QpOf<T>>>>,
+    qp: UnsafeCell<ManuallyDrop<QpOf<T>>>,
     /// The receive was flushed, refused or lost.
     ended: AtomicBool,
     /// That of the [`Table`].
@@ -271,7 +274,7 @@ unsafe impl<T: RecvHandler> cqe::CqePointer<0> for RecvRef<T> {
 /// The references of a receive that has ended, which may be freed when the second is dropped.
 struct Ended<T: RecvHandler> {
     conn: Arc<T>,
-    _qp: Arc<QpOf<T>>,
+    _qp: QpOf<T>,
 }
 
 /// The receives of a ring, side by side, which the QP keeps until it is destroyed.
@@ -410,7 +413,7 @@ impl<T: RecvHandler> Recv<T> {
     ///
     /// The receive does not end while the result is used.
     #[inline]
-    unsafe fn qp(&self) -> &Arc<QpOf<T>> {
+    unsafe fn qp(&self) -> &QpOf<T> {
         // SAFETY: The receive has not ended, as the caller promises, so this is valid.
         unsafe { &*self.qp.get() }
     }
