@@ -208,6 +208,23 @@ def reset(ground):
         ground.verify(disk, ram, iodepth=16, size="256k")
 
 
+@case("allocations fail: error recovery, and a connection anew", links=("rxe",), checkers=True, seconds=LONGEST)
+def reconnect(ground):
+    """The target ends the connections by itself."""
+    ram = Ram()
+    with ram, ground.target(ram) as target, ground.controller(target, **FEW) as host, prepared():
+        disk = host.disk()
+
+        def recovered():
+            state, = Path("/sys/kernel/debug/nvmet", target.nqn).glob("ctrl*/state")
+            nvme.write(state, "fatal")
+            nvme.until(lambda: not state.parent.exists(), "the target still has the controller")
+            host.settle()
+
+        each_place(ground, recovered, host.settle, lambda: moved(disk))
+        ground.verify(disk, ram, iodepth=16, size="256k")
+
+
 @case(f"allocations fail: in any thread, with the seeds 1 to {SEEDS}", links=("rxe",), checkers=True, seconds=LONGEST)
 def anywhere(ground):
     """A connection, I/O and a reset of another controller, and the end of the connection, each with a fault that may
