@@ -733,8 +733,8 @@ def hang_up(ground, queue):
     time.sleep(1)
 
 
-def state_of(path):
-    return (path / "state").read_text(encoding="ascii").strip()
+def state_now(host):
+    return (host.path() / "state").read_text(encoding="ascii").strip()
 
 
 def kind_of(command):
@@ -802,7 +802,7 @@ def deleted_in_reset(ground, peer):
                 target.serve(queue, held[0], b"")
                 # A process of its own, which may never end.
                 deleting.append(subprocess.Popen(["sh", "-c", f"echo 1 >{path}/delete_controller"]))
-                nvme.until(lambda: state_of(path) == "deleting", "it is not being deleted")
+                nvme.until(lambda: state_now(host) == "deleting", "it is not being deleted")
                 time.sleep(1)
             return False
         target.lie = lie_to_scan
@@ -906,10 +906,6 @@ def authenticate(host):
     path, options = host.path() / "dhchap_secret", host.controller.options
     _, failed = host.beside(lambda: nvme.write(path, options["dhchap_secret"]))
     assert not failed, failed
-
-
-def state_now(host):
-    return (host.path() / "state").read_text(encoding="ascii").strip()
 
 
 def connects_again(host, admin):
