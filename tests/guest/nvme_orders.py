@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The cases of the order in which what an end consists of goes: modules, a port, a device, and files that are open."""
 
+import errno
 import struct
 import subprocess
 import threading
@@ -9,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import permutations
 from pathlib import Path
 
+import faulty
 import nvme
 import wire
 from case import sh
@@ -259,6 +261,34 @@ def unload_loop(ground):
                 subprocess.run(["nvme", *words], capture_output=True, check=False)
         loader.join()
         nvme.load(ground.host, None)
+        with ground.controller(target) as again:
+            ground.verify(again.disk(), null, iodepth=16, size="256k")
+
+
+@case(f"unloaded as soon as the last file of a deleted controller is closed, {LOADS} times", links=("rxe",),
+      defects={("host", "c"): "the kernel panics: the file's release calls free_ctrl() of the unloaded module"})
+def unload_closed(ground):
+    """The file's release ends in code of the module, after it has let go of that."""
+    module, null = nvme.HOSTS[ground.host].replace("-", "_"), Null()
+
+    def unload():
+        while True:
+            try:
+                return faulty.unload(module)
+            except OSError as error:
+                assert error.errno == errno.EAGAIN, error
+
+    with null, ground.target(null) as target:
+        for _ in range(LOADS):
+            host = ground.controller(target, nr_io_queues=1)
+            with open(nvme.FABRICS, "r+b", buffering=0) as fabrics:
+                fabrics.write(",".join(f"{name}={value}" for name, value in host.options.items()).encode())
+                sh("nvme", "disconnect", "-n", target.nqn)
+                unloader = threading.Thread(target=unload)
+                unloader.start()
+            unloader.join()
+            assert not nvme.loaded(module), "it was not unloaded"
+            nvme.load(ground.host, None)
         with ground.controller(target) as again:
             ground.verify(again.disk(), null, iodepth=16, size="256k")
 
