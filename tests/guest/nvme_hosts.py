@@ -698,6 +698,24 @@ def beside(ground, peer, lies):
         return lies(ground, peer)
 
 
+@contextmanager
+def sharing(ground):
+    """Has all connections of the target share their receives."""
+    ground.target.disable()
+    with nvme.target_with(ground.end, use_srq=1):
+        ground.target.enable()
+        try:
+            yield
+        finally:
+            ground.target.disable()
+    ground.target.enable()
+
+
+def beside_sharing(ground, peer, lies):
+    with sharing(ground), honest(ground):
+        return lies(ground, peer)
+
+
 for k, f, c in (("keys that are zero", lambda *of: bad_key(*of, wire.READ, "zero"), ""),
                 ("keys of nobody", lambda *of: bad_key(*of, wire.WRITE, "foreign"), ""),
                 ("64 bytes that say 4,096 follow", short_inline, "an earlier command's data are written"),
@@ -707,3 +725,4 @@ for k, f, c in (("keys that are zero", lambda *of: bad_key(*of, wire.READ, "zero
                 ("an end during READs", lambda *of: ends_while(*of, wire.READ, "vanishes"), ""),
                 ("an end during WRITEs", lambda *of: ends_while(*of, wire.WRITE, "destroys"), "")):
     against(f"beside a host in good order: {k}", f, size=1 << 25, known=c)(beside)
+    against(f"with shared receives, beside a host in good order: {k}", f, size=1 << 25, known=c)(beside_sharing)
