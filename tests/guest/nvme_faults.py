@@ -19,6 +19,8 @@ from nvme_ground import case, read_at, write_at
 DELAY = 1
 RESETS = 20 if STOCK else 10
 RECONNECTS = 5
+# Of which each has two connections.
+CONTROLLERS = 25
 
 
 @contextmanager
@@ -200,6 +202,37 @@ def one_worker():
         nvme.write(most, before)
 
 
+@case(f"one worker for all of the target: port off and on under load, {2 * CONTROLLERS} connections, unloaded",
+      links=("rxe",))
+def one_by_one(ground):
+    """What ends a queue, a port or the module waits for nothing that has yet to be done by that worker."""
+    with one_worker():
+        with loaded(ground) as (target, host, _):
+            for _ in range(3):
+                target.disable()
+                host.settle("connecting")
+                target.enable()
+                host.settle()
+                ground.figures["reconnects"] += 1
+                flowing(host)
+        null = Null()
+        with null, ground.target(null) as target, ExitStack() as stack:
+            few = {"nr_io_queues": 1, "queue_size": 16, "reconnect_delay": DELAY, "ctrl_loss_tmo": 600}
+            hosts = [stack.enter_context(ground.controller(target, **few)) for _ in range(CONTROLLERS)]
+            with Load(hosts[0].disk(), size="1m", offset="16m") as load:
+                # All of them at once.
+                target.disable()
+                sh("rmmod", nvme.TARGETS[ground.end])
+                nvme.load(None, ground.end)
+                target.enable()
+                for host in hosts:
+                    host.settle()
+                    ground.figures["reconnects"] += 1
+                flowing(hosts[0])
+                ground.stop(load)
+            ground.verify(hosts[0].disk(), null, iodepth=16, size="256k", randseed=3)
+
+
 @contextmanager
 def failing_over(interface):
     """Has a function that lets an interface fail over, as a bond does."""
@@ -272,9 +305,6 @@ def disconnect_soon(ground):
             sh("nvme", "disconnect", f"--nqn={target.nqn}")
         with ground.controller(target) as host:
             ground.verify(host.disk(), null, iodepth=16, size="256k")
-
-
-CONTROLLERS = 25
 
 
 @case(f"{2 * CONTROLLERS} connections at once, under load", links=("rxe",))
