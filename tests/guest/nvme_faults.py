@@ -46,6 +46,11 @@ def flowing(host):
     until(lambda: nvme.completed(disk) > before + Load.FLOWING, "no I/O is completed")
 
 
+def reconnections(host):
+    """How often a controller has connected again, as the log has it."""
+    return sh("dmesg").stdout.count(f"{host.name}: Successfully reconnected")
+
+
 @case("reset under load, 3 times")
 def reset(ground):
     with loaded(ground) as (_, host, __):
@@ -178,14 +183,11 @@ def failover(ground):
     hardware (ADDR_CHANGE)."""
     ground.addr = "203.0.113.9"
     with bond(ground.addr), loaded(ground) as (target, host, _):
-        def attempts():
-            return sh("dmesg").stdout.count(f"{host.name}: Successfully reconnected")
-
         for interface in reversed(INTERFACES):
-            before = listener(target.trsvcid), attempts()
+            before = listener(target.trsvcid), reconnections(host)
             take_over(interface)
             until(lambda old=before[0]: listener(target.trsvcid) not in (old, None), "the port listens as before")
-            until(lambda old=before[1]: attempts() > old, "the host has not connected again")
+            until(lambda old=before[1]: reconnections(host) > old, "the host has not connected again")
             ground.figures["reconnects"] += 1
             flowing(host)
 
@@ -562,6 +564,54 @@ def timeout(ground):
             raise AssertionError("an I/O of 4 s did not time out")
         host.settle()
         ground.figures["reconnects"] += 1
+
+
+def inject(null, fault, **attributes):
+    """Has null_blk do a fault of its, and the log not tell each."""
+    for name, value in {"verbose": 0, **attributes}.items():
+        nvme.write(null.path / fault / name, value)
+
+
+def io_timeout(device, milliseconds):
+    nvme.write(Path("/sys/block", device.name, "queue/io_timeout"), milliseconds)
+
+
+@case("I/Os of the backing are lost under load, 3 times: the host connects again before they fail", links=("rxe",),
+      checkers=True)
+def lost_ios(ground):
+    """The target's queue has ended by then, but for these commands."""
+    null = Null()
+    with loaded(ground, null) as (_, host, __):
+        io_timeout(host.way(), 2000)
+        io_timeout(null.device, 15000)
+        for _ in range(3):
+            before = reconnections(host)
+            inject(null, "timeout_inject", times=4, probability=100)
+            until(lambda old=before: reconnections(host) > old, "the host has not connected again")
+            host.settle()
+            ground.figures["reconnects"] += 1
+            flowing(host)
+
+
+@case("I/Os of the backing are lost under load, and fail before the host's time is over", links=("rxe",),
+      checkers=True)
+def failed_ios(ground):
+    null = Null()
+    with loaded(ground, null, stop=False) as (_, host, load):
+        io_timeout(null.device, 1000)
+        inject(null, "timeout_inject", times=1, probability=100)
+        ground.broken(load)
+        assert host.state() == "live", host.state()
+
+
+@case("the backing is busy under load, for one I/O in two", links=("rxe",), checkers=True)
+def busy(ground):
+    null = Null()
+    with loaded(ground, null) as (_, host, __):
+        inject(null, "requeue_inject", times=-1, probability=50)
+        for _ in range(5):
+            flowing(host)
+        inject(null, "requeue_inject", probability=0)
 
 
 # Fewer packets are late than in the storms: a connection of C on rxe ends there whenever 64 KiB are sent, and is made
