@@ -129,10 +129,11 @@ class TargetGround:
 
 
 class Connected:
-    """The host under test and its controller of a target, which is served whenever something is waited for."""
+    """The host under test and its controller of a target, which is served whenever something is waited for: for the
+    connection, so many seconds."""
 
-    def __init__(self, ground, target, may_fail=False, **options):
-        self.ground, self.target, self.may_fail, self.failed = ground, target, may_fail, ""
+    def __init__(self, ground, target, may_fail=False, patience=150 if STOCK else 60, **options):
+        self.ground, self.target, self.may_fail, self.patience, self.failed = ground, target, may_fail, patience, ""
         self.controller = nvme.Controller(target, ground.end, **{
             "nr_io_queues": 1, "queue_size": 16, "ctrl_loss_tmo": 1, "reconnect_delay": 1, "keep_alive_tmo": 30,
             **options})
@@ -140,7 +141,7 @@ class Connected:
     def __enter__(self):
         self.ground.hosts.append(self)
         self.ground.host = self
-        _, failed = self.beside(lambda: sh(*self.words()))
+        _, failed = self.beside(lambda: sh(*self.words()), self.patience)
         if failed and not self.may_fail:
             raise failed
         if failed:

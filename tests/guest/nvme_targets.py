@@ -550,7 +550,52 @@ def vanishes(ground, peer):
         return f"{word(host.io(wire.READ))}, {host.state()}"
 
 
+@against("silence: a user's command on the admin queue")
+def silent_admin(ground, peer):
+    target = Target(peer)
+    with ground.connected(target, ctrl_loss_tmo=600) as host:
+        admin, target.request = target.queue(0), None
+
+        def silent(queue, command):
+            if queue.qid or (command.opcode, command.words[0] & 0xff) != (wire.IDENTIFY, 1):
+                return False
+            target.lie = None
+            return True
+        target.lie = silent
+        _, failed = host.beside(lambda: sh("nvme", "id-ctrl", f"/dev/{host.path().name}"))
+        assert not target.lie, "no command has come"
+        return f"{'refused' if failed else 'done'}; {connects_again(host, admin)}"
+
+
+def no_keep_alive(ground, peer, attributes):
+    """An idle host that is not told that its target is alive."""
+    target, asked = Target(peer), []
+    target.identity = {96: ("I", attributes)}
+    with ground.connected(target, keep_alive_tmo=2, ctrl_loss_tmo=600) as host:
+        admin, target.request = target.queue(0), None
+
+        def silent(queue, command):
+            if queue is not admin or command.opcode != wire.KEEP_ALIVE:
+                return False
+            asked.append(command)
+            return True
+        target.lie = silent
+        host.until(lambda: asked, "it does not ask whether the target is alive")
+        return connects_again(host, admin)
+
+
+# By the second, commands count as a keep-alive (TBKAS).
+for n, w in (0, ""), (1 << 6, ", and it says that other commands count"):
+    against(f"keep-alive: no answer{w}", n)(no_keep_alive)
+
+
 # Connecting.
+
+# A host's commands do not time out before a user is tired.
+PATIENCE = 200
+# Until a host gives up a target that never answers its request for a connection.
+UNANSWERED = 200
+
 
 def connecting(ground, peer, prepare):
     """Connects to a target that lies meanwhile; what has come of it."""
@@ -660,6 +705,7 @@ field("65,536 queues", nqueues=0xffffffff)
 for n, f in (("ioccsz 0", {1792: ("I", 0)}), ("ioccsz 4", {1792: ("I", 4)}),
              ("ioccsz 2^32 - 1", {1792: ("I", 0xffffffff)}),
              ("iorcsz 0", {1796: ("I", 0)}), ("icdoff 1", {1800: ("H", 1)}), ("no keep-alive", {320: ("H", 0)}),
+             ("a keep-alive in steps of 6,553.5 s", {320: ("H", 0xffff)}),
              ("maxcmd 0", {514: ("H", 0)}), ("maxcmd 1", {514: ("H", 1)}), ("another controller id", {78: ("H", 7)}),
              ("no scatter lists", {536: ("I", 0)}), ("mdts 255", {77: ("B", 255)}), ("msdbd 0", {1803: ("B", 0)}),
              ("another subsystem", {768: ("256s", b"another")}), ("names without an end", {768: ("256s", b"x" * 256)}),
@@ -710,6 +756,46 @@ for n in range(1, 13):
     against(f"connect: it ends at command {n}", n)(ends_after)
 
 
+def ends_accepted(ground, peer, qid, how):
+    """The target lets a queue connect, and ends that before a command has come."""
+    def prepare(target):
+        def end(asked):
+            if int.from_bytes(asked.data[2:4], "little") != qid:
+                return False
+            peer.tell("accept", asked.connection, wire.accepted(target.io_depth).hex(), 512)
+            peer.tell(how, asked.connection)
+            return True
+        target.request = end
+    with ground.patient(PATIENCE, "io_timeout"):
+        return connecting(ground, peer, prepare)
+
+
+for n, w in (0, "admin"), (1, "I/O"):
+    for m in "disconnect", "destroy":
+        against(f"connect: the {w} queue is {m}ed as soon as it is accepted", n, m,
+                known="in that state no error recovery begins")(ends_accepted)
+
+
+@against("connect: silence to the request for a connection, and it vanishes")
+def silent_request(ground, peer):
+    def prepare(target):
+        def vanish(_asked):
+            time.sleep(2)
+            peer.close()
+            return True
+        target.request = vanish
+    return connecting(ground, peer, prepare)
+
+
+@against("connect: silence to the request for a connection", times=3,
+         known="it waits as long as the connection manager")
+def unanswered(ground, peer):
+    target = Target(peer)
+    target.request = lambda asked: True
+    with ground.connected(target, may_fail=True, patience=UNANSWERED) as host:
+        return host.failed or "connected"
+
+
 @against("connect: silence from the first command on")
 def silent_connect(ground, peer):
     return connecting(ground, peer, lambda target: setattr(target, "lie", lambda queue, command: True))
@@ -722,8 +808,7 @@ def failing(ground, peer):
     return connecting(ground, peer, prepare)
 
 
-# Connections that end while a host waits for something else. Its commands do not time out before a user is tired.
-PATIENCE = 200
+# Connections that end while a host waits for something else.
 EVENTS = 11
 
 
