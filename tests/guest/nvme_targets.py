@@ -16,6 +16,7 @@ import nvme
 import nvme_chap
 import nvme_wire as wire
 from case import STOCK, sh
+from nvme_grounds import TIMEOUT
 from nvme_lies import Defect, lie
 from nvme_target import BLOCK, Target
 from peer import PAGE, Peer
@@ -826,6 +827,14 @@ def kind_of(command):
     return command.nsid & 0xff if command.opcode == wire.FABRICS else None
 
 
+def sets_cc(_queue, command):
+    return kind_of(command) == wire.PROPERTY_SET and command.words[1] == wire.CC
+
+
+def gets_csts(_queue, command):
+    return kind_of(command) == wire.PROPERTY_GET and command.words[1] == wire.CSTS
+
+
 @against("hang up: the admin queue, before the reply to Connect of the last I/O queue")
 def before_last(ground, peer):
     def prepare(target):
@@ -857,7 +866,7 @@ def in_reset(ground, peer):
     target = Target(peer)
     with ground.patient(PATIENCE), ground.connected(target) as host:
         def end(queue, command):
-            if kind_of(command) != wire.PROPERTY_GET or command.words[1] != wire.CSTS or target.cc & 1:
+            if not gets_csts(queue, command) or target.cc & 1:
                 return False
             # It is still ready: the host asks again.
             queue.reply(command.cid, 1)
@@ -881,7 +890,7 @@ def deleted_in_reset(ground, peer):
             if command.opcode == wire.IDENTIFY and not held:
                 held.append(command)
                 return True
-            if kind_of(command) == wire.PROPERTY_SET and command.words[1] == wire.CC:
+            if sets_cc(queue, command):
                 target.lie = None
                 # From here on the host does not send the commands of the scan.
                 target.serve(queue, held[0], b"")
@@ -898,6 +907,83 @@ def deleted_in_reset(ground, peer):
         return f"{'not reset' if failed else 'reset'}; {host.state()}"
 
 
+# Deletions, in which no error recovery begins: who waits for a command waits until its queue is stopped.
+
+def reads(host):
+    user = User(host.disk(), wire.READ, bytes(LENGTH))
+    user.start()
+    return user
+
+
+def scans(host):
+    nvme.write(host.path() / "rescan_controller", 1)
+
+
+def is_of_scan(queue, command):
+    return queue.qid == 0 and command.opcode == wire.IDENTIFY
+
+
+def deleting(host):
+    """Has a controller deleted by a thread, which may never end, and returns that."""
+    path = host.path() / "delete_controller"
+    thread = threading.Thread(target=lambda: nvme.write(path, 1), daemon=True)
+    thread.start()
+    return thread
+
+
+def is_deleting(host):
+    """Waits until a deletion waits for commands."""
+    host.until(lambda: state_now(host).startswith("deleting"), "it is not being deleted")
+    host.serve(1)
+
+
+def deleted(ground, peer, is_it, begin, ends):
+    """A deletion waits for a command that was sent before it, or sends one, which is not answered, or its queue ends."""
+    target, held = Target(peer), []
+    with ground.patient(PATIENCE if ends else TIMEOUT, "io_timeout"), ground.connected(target) as host:
+        def hold(queue, command):
+            if held or not is_it(queue, command):
+                return False
+            held.append(queue)
+            if ends and not begin:
+                hang_up(ground, queue)
+            return True
+        target.lie = hold
+        user = begin and begin(host)
+        host.until(lambda: held or not begin, "no command has come")
+        deletion = deleting(host)
+        if ends and begin:
+            is_deleting(host)
+            hang_up(ground, held[0])
+        host.beside(deletion.join)
+        assert held, "no command has come"
+        host.until(lambda: not user or user.said, "a user waits")
+        return ", ".join(filter(None, (user and user.said, host.state())))
+
+
+for w, f, g in (("a READ that it waits for", is_user, reads), ("a scan that it waits for", is_of_scan, scans),
+                ("Set CC", sets_cc, None), ("Get CSTS", gets_csts, None)):
+    against(f"deletion: silence at {w}", f, g, False)(deleted)
+    against(f"deletion: the queue ends at {w}", f, g, True, known="in that state no error recovery begins")(deleted)
+
+
+@against("deletion: CSTS never tells its end")
+def never_shut_down(ground, peer):
+    target, asked = Target(peer), []
+    with ground.connected(target) as host:
+        def shut_down(queue, command):
+            if not gets_csts(queue, command):
+                return False
+            asked.append(command)
+            # Ready, and nothing of a shutdown.
+            queue.reply(command.cid, 1)
+            return True
+        target.lie = shut_down
+        _, failed = host.beside(lambda: nvme.write(host.path() / "delete_controller", 1))
+        assert len(asked) > 1, "it has not asked again"
+        return f"{failed or 'deleted'}, {host.state()}"
+
+
 # Firmware is being activated, which is told of if the host wants it. nvme-core has the controller in the state of a
 # reset meanwhile, waits until CSTS no longer has commands wait, and has it live again.
 ACTIVATES = {92: ("I", 0x300)}
@@ -912,8 +998,8 @@ def in_activation(ground, peer):
         target.request = None
         admin = target.queue(0)
 
-        def end(_queue, command):
-            if kind_of(command) != wire.PROPERTY_GET or command.words[1] != wire.CSTS:
+        def end(queue, command):
+            if not gets_csts(queue, command):
                 return False
             target.lie = None
             hang_up(ground, target.queue(1))
@@ -1066,3 +1152,21 @@ def ends_in_reset(ground, peer):
         host.until(lambda: state_now(host) == "resetting", "it is not reset")
         hang_up(ground, admin)
         return connects_again(host, admin)
+
+
+def ends_in_deletion(ground, peer, qid, function):
+    target, options = with_secrets(peer)
+    with ground.connected(target, ctrl_loss_tmo=600, **options) as host:
+        at_stage(target, qid, "reply", lambda queue: None)
+        authenticate(host)
+        host.until(lambda: not target.lie, "it does not authenticate again")
+        deletion = deleting(host)
+        is_deleting(host)
+        function(ground, target.queue(qid))
+        host.beside(deletion.join)
+        return host.state()
+
+
+for n, w in (0, "admin"), (1, "I/O"):
+    against(f"authentication again: the {w} queue ends at reply, in a deletion", n, hang_up)(ends_in_deletion)
+against("authentication again: silence at reply, in a deletion", 0, lambda ground, queue: None)(ends_in_deletion)
