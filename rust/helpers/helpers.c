@@ -6,6 +6,7 @@
 
 #include <kunit/static_stub.h>
 #include <linux/export.h>
+#include <linux/gfp.h>
 #include <linux/inetdevice.h>
 #include <linux/irq_poll.h>
 #include <linux/module.h>
@@ -20,6 +21,12 @@
 
 #define CREATE_TRACE_POINTS
 #include "rdma_rs_trace.h"
+
+void *rdma_helper_alloc_pages_exact(size_t size)
+{
+	return alloc_pages_exact(size, GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN);
+}
+EXPORT_SYMBOL_GPL(rdma_helper_alloc_pages_exact);
 
 int rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t size,
 			       enum dma_data_direction dir, u64 *addr)

@@ -8,6 +8,7 @@
 #include <linux/tracepoint-defs.h>
 #include <rdma/ib_verbs.h>
 
+void *rdma_helper_alloc_pages_exact(size_t size);
 int rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t size,
 			       enum dma_data_direction dir, u64 *addr);
 void rdma_helper_dma_unmap_single(struct ib_device *dev, u64 addr, size_t size,

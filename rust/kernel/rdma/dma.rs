@@ -60,9 +60,10 @@ pub struct Buf<D: Direction> {
 }
 
 impl<D: Direction> Buf<D> {
-    /// Allocates and maps `len` zeroed bytes (`kzalloc`, `ib_dma_map_single`). Fails with `ENOMEM`,
-    /// as for more than `KMALLOC_MAX_SIZE` (4 MiB), which takes a [`SgBuf`];
-    /// `EINVAL` for a length of zero; `EIO` if the memory could not be mapped.
+    /// Allocates and maps `len` zeroed bytes (`kzalloc`, or `alloc_pages_exact` if they are many;
+    /// `ib_dma_map_single`). Fails with `ENOMEM`, as for more than `KMALLOC_MAX_SIZE` (4 MiB),
+    /// which takes a [`SgBuf`]; `EINVAL` for a length of zero; `EIO` if the memory could not be
+    /// mapped.
     ///
     /// [`SgBuf`]: crate::sg::SgBuf
     pub fn alloc(pd: &Pd, len: usize, _cx: &Sleepable) -> Result<Self> {
@@ -163,10 +164,6 @@ struct Pieces {
 impl Pieces {
     /// Buffers begin at multiples of this, at least, so that no two have a cache line in common.
     const MIN_ALIGN: usize = 128;
-    /// The length of a piece at most, unless a buffer is longer. The page allocator has as much
-    /// also when memory is fragmented (`PAGE_ALLOC_COSTLY_ORDER`).
-    const MOST: usize = PAGE_SIZE << 3;
-
     fn new(pd: &Pd, count: usize, len: usize, dir: bindings::dma_data_direction) -> Result<Self> {
         let stride = Self::stride(len)?;
         // INVARIANT: No byte of the piece is part of a buffer.
@@ -195,7 +192,8 @@ impl Pieces {
         stride: usize,
         dir: bindings::dma_data_direction,
     ) -> Result<Arc<Mapped>> {
-        let most = Self::MOST.checked_div(stride).ok_or(EINVAL)?.max(1);
+        // A piece is longer only if a buffer is.
+        let most = Memory::PIECE.checked_div(stride).ok_or(EINVAL)?.max(1);
         let len = match count.min(most) {
             0 | 1 => len,
             count => stride.checked_mul(count).ok_or(EINVAL)?,
@@ -445,15 +443,62 @@ pub enum OneWay {}
 impl Sealed for OneWay {}
 impl AnyDirection for OneWay {}
 
+/// Memory that is physically contiguous, and freed when it is dropped.
+///
+/// # Invariants
+///
+/// `start` is `len` initialised bytes that this owns: pages of `alloc_pages_exact` if they are more
+/// than [`Memory::PIECE`], of kmalloc otherwise.
+struct Memory {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Memory {
+    /// The length up to which memory is from kmalloc, which gives a power of two. The page
+    /// allocator has as much also when memory is fragmented (`PAGE_ALLOC_COSTLY_ORDER`).
+    const PIECE: usize = PAGE_SIZE << 3;
+
+    fn zeroed(len: usize) -> Result<Self> {
+        let start = if len > Self::PIECE {
+            // SAFETY: Any length may be asked for, in process context.
+            unsafe { bindings::rdma_helper_alloc_pages_exact(len) }.cast()
+        } else {
+            let bytes = KVec::<u8>::zeroed(len, GFP_KERNEL | __GFP_NOWARN)?;
+            bytes.into_raw_parts().0
+        };
+        // INVARIANT: These bytes were just allocated in this way, and are zero.
+        Ok(Self {
+            start: NonNull::new(start).ok_or(ENOMEM)?,
+            len,
+        })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let (start, len) = (self.start.as_ptr(), self.len);
+        // SAFETY: By the type invariant these are pages of `alloc_pages_exact` or the parts of a
+        // vector, by their length, and nothing else owns them.
+        unsafe {
+            if len > Self::PIECE {
+                bindings::free_pages_exact(start.cast(), len);
+            } else {
+                drop(KVec::from_raw_parts(start, len, len));
+            }
+        }
+    }
+}
+
 /// Mapped memory, which is unmapped and freed when it is dropped.
 ///
 /// One function drops all of it, which is not generic: a ULP's code that drops a buffer is a call.
 ///
 /// # Invariants
 ///
-/// - `memory` is `len` initialised bytes of kmalloc memory: the parts of a `KVec` that this owns,
-///   or a part of `piece` that nothing else uses. They are mapped at `addr` for the device of `pd`,
-///   in direction `dir`, or that is [`VIRT`]: the CPU and the device always see the same memory.
+/// - `memory` is `len` initialised bytes: a [`Memory`] that this owns, or a part of `piece` that
+///   nothing else uses. They are mapped at `addr` for the device of `pd`, in direction `dir`, or
+///   that is [`VIRT`]: the CPU and the device always see the same memory.
 /// - `pd` and `piece` are dropped with this alone.
 // The fields that a post uses are first, to share a cache line with the request's own.
 #[doc(hidden)]
@@ -484,16 +529,14 @@ impl Mapped {
         if len == 0 {
             return Err(EINVAL);
         }
-        let flags = GFP_KERNEL | __GFP_NOWARN;
-        let mut bytes = KVec::<u8>::zeroed(len, flags)?;
+        let memory = Memory::zeroed(len)?;
         let (dev, mut addr) = (pd.device().as_raw(), 0);
-        let memory = bytes.as_mut_ptr();
-        // SAFETY: The memory is valid for `len` bytes and from kmalloc, and the device is
-        // registered while `pd` lives.
+        // SAFETY: The memory is valid for `len` bytes, which are physically contiguous, and the
+        // device is registered while `pd` lives.
         to_result(unsafe {
-            bindings::rdma_helper_dma_map_single(dev, memory.cast(), len, dir, &mut addr)
+            let memory = memory.start.as_ptr().cast();
+            bindings::rdma_helper_dma_map_single(dev, memory, len, dir, &mut addr)
         })?;
-        let (memory, _, _) = bytes.into_raw_parts();
         // SAFETY: The device is registered while `pd` lives.
         let is_virt = unsafe { bindings::rdma_helper_uses_virt_dma(dev) };
         // INVARIANT: The memory was just allocated, initialised and mapped.
@@ -502,8 +545,7 @@ impl Mapped {
             len: len32,
             lkey: pd.local_dma_lkey(),
             pd: ManuallyDrop::new(pd.clone()),
-            // SAFETY: The address of a vector is not null.
-            memory: unsafe { NonNull::new_unchecked(memory) },
+            memory: ManuallyDrop::new(memory).start,
             dir: if is_virt { VIRT } else { dir },
             filled: 0,
             piece: ManuallyDrop::new(None),
@@ -615,11 +657,13 @@ impl Drop for Mapped {
         if self.piece.is_none() {
             let (dev, len) = (self.pd.device().as_raw(), self.len());
             // SAFETY: By the type invariant the memory is mapped at `addr` for this device in this
-            // direction, which a software device does not look at, and these are the parts of a
-            // vector. A request borrows the memory from its owner, so none uses it.
-            drop(unsafe {
-                bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, self.dir);
-                KVec::from_raw_parts(self.memory.as_ptr(), len, len)
+            // direction, which a software device does not look at. A request borrows the memory
+            // from its owner, so none uses it.
+            unsafe { bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, self.dir) };
+            // INVARIANT: This was one, and is used no more.
+            drop(Memory {
+                start: self.memory,
+                len,
             });
         }
         // SAFETY: By the type invariant neither was dropped, and neither is used after this.

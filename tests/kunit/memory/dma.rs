@@ -261,12 +261,16 @@ mod tests {
         Ok(())
     }
 
+    /// On both sides of the length from which they are of whole pages.
     #[test]
-    fn large_buffer() -> Result {
+    fn large_buffers() -> Result {
         let env = Env::new()?;
-        let mut buf = buf::<Bidirectional>(&env, 1 << 20)?;
-        buf.cpu()[(1 << 20) - 1] = 1;
-        buf.sge((1 << 20) - 1..1 << 20)?;
+        for len in [32 << 10, (32 << 10) + 1, (128 << 10) + 24, 1 << 20] {
+            let mut buf = buf::<Bidirectional>(&env, len)?;
+            assert!(buf.cpu().iter().all(|byte| *byte == 0));
+            buf.cpu().fill(1);
+            buf.sge(len - 1..len)?;
+        }
         Ok(())
     }
 }
