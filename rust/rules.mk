@@ -113,12 +113,14 @@ rdma-ulp = $(eval obj-$($(1)) += $(2).o)$(eval $(2)-y := $(3))$(call rdma-user,$
 # What a crate that uses `rdma_null`, the device for tests, is compiled with.
 rdma-null-flags := -L $(obj)/drivers/null --extern rdma_null
 
-# Export a crate's Rust symbols: ULPs, some of them not here, link against them.
+# Export a crate's Rust symbols: ULPs, some of them not here, link against them. What module! makes for .modinfo is not
+# among them: that section is not kept, and on arm64 a reference to where it was may be too far to be relocated.
 quiet_cmd_rdma_exports = EXPORTS $(quiet_modtag) $@
       cmd_rdma_exports = \
 	$(NM) -p --defined-only $(filter %.o,$^) | \
 	awk '$$2 ~ /(T|R|D|B)/ && $$3 ~ /^_R/ && \
-		$$3 !~ /(_(init|cleanup)_module|MODINFO)$$/ && $$3 !~ /__(module_init|pfx|cfi|odr_asan)/ \
+		$$3 !~ /(_(init|cleanup)_module|MODINFO)$$/ && $$3 !~ /__(module_init|pfx|cfi|odr_asan)/ && \
+		$$3 !~ /module_parameters[0-9]+___/ \
 		{ printf "EXPORT_SYMBOL_RUST_GPL(%s);\n", $$3 }' > $@
 
 # The C files declare the symbols as `extern int`: take the checksums from the Rust objects.
