@@ -154,9 +154,13 @@ modules_install:
 # These print tests, which are counted here, so that it fails where one does.
 tally := bash -c '. scripts/lib.sh; "$$@" | tally' tally
 
+# $(call on,SWITCH): it is given, and not as 0.
+on = $(filter-out 0,$($(1)))
+
 on-device:
 	@[ '$(DEV)' ] || { echo 'error: say which device: make on-device DEV=rxe0' >&2; exit 2; }
-	@scripts/on-device $(call quoted,DEV) $(if $(DRY),--dry-run) $(if $(SERVE),--serve) $(if $(PEER),--peer $(call quoted,PEER))
+	@scripts/on-device $(call quoted,DEV) $(if $(call on,DRY),--dry-run) $(if $(call on,SERVE),--serve) \
+		$(if $(PEER),--peer $(call quoted,PEER))
 
 demo check bench doc:
 	@$(sandbox) scripts/$@
@@ -185,11 +189,13 @@ given = $(if $(filter command,$(origin $(1))),--$(2) $(call quoted,$(1)))
 end = $(if $(filter command,$(origin $(1))),$(call quoted,$(1)),c)
 
 nvme:
-	@$(sandbox) $(tally) scripts/nvme/matrix $(if $(CHECKERS),--kernel um-debug) \
-		$(call given,HOST,host) $(call given,TARGET,target)
+	@$(sandbox) $(tally) scripts/nvme/matrix $(if $(call on,CHECKERS),--kernel um-debug) $(call given,HOST,host) \
+		$(call given,TARGET,target)
 
-# Each boots a kernel: the second begins after the first.
+# Each boots a kernel: the second begins after the first, which may take an hour, and both ends are looked at before.
 nvme-hostile:
+	@for end in $(call end,TARGET) $(call end,HOST); do case $$end in c|rust|c,*|rust,*) ;; \
+		*) echo "error: '$$end' is no end: c and rust are" >&2; exit 2;; esac; done
 	@$(sandbox) $(tally) bash -c 'scripts/nvme/hostile --end "$$1" target; scripts/nvme/hostile --end "$$2" host' \
 		both $(call end,TARGET) $(call end,HOST)
 
@@ -197,7 +203,7 @@ nvme-power:
 	@$(sandbox) $(tally) scripts/nvme/power $(call given,HOST,host) $(call given,TARGET,target)
 
 ninep:
-	@$(sandbox) $(tally) scripts/ninep/cases --kernel $(if $(CHECKERS),um-debug,stock) $(call given,TRANSPORT,transport)
+	@$(sandbox) $(tally) scripts/ninep/cases --kernel $(if $(call on,CHECKERS),um-debug,stock) $(call given,TRANSPORT,transport)
 
 races rt:
 	@$(sandbox) scripts/stress/$@ $(if $(SUITE),'$(SUITE)')
@@ -238,7 +244,7 @@ ulp-test:
 	@$(sandbox) bash -c '. scripts/lib.sh; scripts/ulp test | report=/ulp/build tally'
 
 ulp-run:
-	@$(sandbox) scripts/ulp run $(if $(CHECKERS),--checkers) $(if $(TIMEOUT),--timeout $(call quoted,TIMEOUT)) \
+	@$(sandbox) scripts/ulp run $(if $(call on,CHECKERS),--checkers) $(if $(TIMEOUT),--timeout $(call quoted,TIMEOUT)) \
 		$(call quoted,PARAMS) $(call quoted,CMD)
 
 ulp-%:
