@@ -285,7 +285,8 @@ fn accept(instance: Arc<Instance>, request: cm::Request<'_>, cx: &Sleepable) -> 
         return Err(EPROTO); // The peer allows no RDMA READ.
     }
     if request.responder_resources() == 0 {
-        return Err(EPROTO); // See Documentation/safety.rst, a FLUSH without a resource.
+        // See Documentation/safety.rst, a FLUSH without a resource.
+        return Err(EPROTO);
     }
     let id = request.into_id(cx)?;
     let client = instance.client.clone();

@@ -18,7 +18,7 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
-from intree_pages import Pages
+from intree_pages import WIDTH, Pages
 
 TOP = Path(__file__).resolve().parents[2]
 SERIES = ("first", "rest")
@@ -258,7 +258,10 @@ def lists():
     for name in sorted(pages.files):
         if name.endswith((".rst", ".rs", ".c", ".h")):
             text = (TOP / name).read_text()
-            _, stays = pages.page(text) if name.endswith(".rst") else pages.source(text)
+            text, stays = pages.page(text) if name.endswith(".rst") else pages.source(text)
+            if name.endswith(".rs"):
+                wrong += [f"{name}: in the tree this is longer than {WIDTH}: {line.strip()}"
+                          for line in text.expandtabs(8).split("\n") if len(line) > WIDTH]
             wrong += [f"{name}: points to {what}, which stays here, and not in parentheses" for what in stays]
     if wrong:
         sys.exit("\n".join(wrong))

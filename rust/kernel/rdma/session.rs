@@ -3,7 +3,8 @@
 //! Parts that protocols have between the verbs and their own messages.
 //!
 //! Receives that are posted again, tags of requests, credits, room in a send queue, sizes of
-//! queues and ends of connections, each usable without the others. See Documentation/session.rst.
+//! queues and ends of connections, each usable without the others.
+//! See Documentation/session.rst.
 
 // What peers send is used here, and must not cause a panic.
 #![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]

@@ -182,7 +182,8 @@ impl<'a> Completion<'a> {
 
     /// Takes the owner, if it is a `T` that was posted by its callback `ID`, for which no handler
     /// is called; otherwise gives the completion back. If `T` is generic and of another crate, a
-    /// module may not recognise owners of another module. Documentation/cq.rst has an example.
+    /// module may not recognise owners of another module.
+    /// Documentation/cq.rst has an example.
     #[inline]
     pub fn take<T: CqeHandler<ID>, const ID: u64>(
         self,

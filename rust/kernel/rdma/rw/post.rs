@@ -302,7 +302,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// that is prepared, if the range is empty or not inside of the memory, if there is none, or
     /// the QP was created without contexts, is not initialised, has no entries, or so few that C
     /// could not make the requests in one piece, or MRs are needed and cannot map the entries of
-    /// the list; `EAGAIN` if MRs are needed and all are in use; `ENOMEM`. See Documentation/mr.rst.
+    /// the list; `EAGAIN` if MRs are needed and all are in use; `ENOMEM`.
+    /// See Documentation/mr.rst.
     ///
     /// [`Ctx`]: crate::rw::Ctx
     /// [`Ctx::cancel`]: crate::rw::Ctx::cancel
