@@ -528,7 +528,8 @@ impl Reader for Inject {
         let line = buf.get_mut(..reader.len()).ok_or(EINVAL)?;
         reader.read_slice(line)?;
         let line = core::str::from_utf8(line).map_err(|_| EINVAL)?;
-        self.0.shared.inject(self.0.qp, line.parse()?)
+        let done = (line.parse()).and_then(|what| self.0.shared.inject(self.0.qp, what));
+        done.inspect_err(|e| pr_err!("inject: {:?}: {e:?}\n", line.trim_end()))
     }
 }
 

@@ -279,6 +279,10 @@ impl<'a> Args<'a> {
                 | Load::QpRate
                 | Load::CqRate
         );
+        let hold = words.number("hold", 0, 0, 1);
+        if hold == 1 && !holds {
+            words.refuse(fmt!("hold=1: this load keeps nothing\n"));
+        }
         let max_size = if is_lat { 1 << 16 } else { 1 << 20 };
         let args = Self {
             load,
@@ -287,7 +291,7 @@ impl<'a> Args<'a> {
             context,
             size: words.number("size", 64, 1, max_size) as usize,
             depth,
-            signal: words.number("signal", 1, 1, if is_void { 1 } else { depth }),
+            signal: words.number("signal", 1, 1, if is_void { 1 } else { depth.max(1) }),
             qps: words.number("qps", 1, 1, 16384),
             count: words.number("count", 1_000, 1, u32::MAX),
             warmup: words.number("warmup", 100, 0, u32::MAX),
@@ -296,7 +300,7 @@ impl<'a> Args<'a> {
                 words.parse("addr", IpAddr::V4(Ipv4Addr::LOCALHOST)),
                 words.number("port", 7471, 1, 65535) as u16,
             ),
-            held: (words.number("hold", 0, 0, holds.into()) != 0).then_some(held),
+            held: (hold != 0).then_some(held),
         };
         words.end()?;
         Ok(args)

@@ -95,7 +95,9 @@ def link():
         for line in BAD:
             null.refuses(line)
         for line in ("fail", "connect 1", "connect all"):
+            subprocess.run(["dmesg", "-C"], check=True)
             null.refuses(line)
+            assert log().count(f'rdma_null: inject: "{line}": EINVAL') == 1, log()
         for line in ("status 12", "fatal 12 all 7\n", "refuse", "mute 3 5", "create srq 1", "hold",
                      "release", "event 9", "modify", "vanish", "duplicate all", "opcode 4294967295", "eager 0"):
             null.write("inject", line)

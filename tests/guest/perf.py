@@ -31,6 +31,7 @@ BAD = {
     "size=0": errno.EINVAL,
     "size=65537": errno.EINVAL,
     "load=send_rate size=1048577": errno.EINVAL,
+    "depth=0": errno.EINVAL,
     "depth=1025": errno.EINVAL,
     "depth=4 signal=5": errno.EINVAL,
     **{f"load=void_rate context={c} signal=2": errno.EINVAL for c in POLLED},
@@ -168,8 +169,12 @@ def refusals(name):
         perf = Perf(name)
         assert perf.result() == {} and perf.samples() == [], "there is a result before the first run"
         for text, number in BAD.items():
+            subprocess.run(["dmesg", "-C"], check=True)
             failed = perf.run(text)
             assert failed == number, f"{text[:80]}: {failed} instead of {number}"
+            log = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
+            # That in C has another one where it has begun to set up.
+            assert log.count(f"{name}: ") in ((1, 2) if name == "rdma_perf_c" else (1,)), f"{text[:80]}: {log}"
         perf.check("send_lat")
         for load in ("void_rate", *ARRAYS, "send_lat", "read_rate", "reg_rate"):
             for context in ("direct", "softirq"):
