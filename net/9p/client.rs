@@ -107,8 +107,11 @@ pub(crate) struct Options<'a> {
 impl Options<'_> {
     /// Returns the server's address. Fails with `EINVAL` if what is mounted is none.
     pub(crate) fn addr(&self) -> Result<SocketAddr> {
-        let ip = self.source.and_then(|source| source.to_str().ok());
-        let ip = ip.and_then(|text| text.parse().ok()).ok_or(EINVAL)?;
+        let source = self.source.unwrap_or(c"");
+        let Some(ip) = source.to_str().ok().and_then(|text| text.parse().ok()) else {
+            pr_err!("{source:?} is no address of IPv4 or IPv6\n");
+            return Err(EINVAL);
+        };
         Ok(SocketAddr::new(ip, self.raw.port as u16))
     }
 
@@ -116,18 +119,29 @@ impl Options<'_> {
         self.raw.privport
     }
 
-    pub(crate) fn sq_depth(&self) -> i32 {
-        self.raw.sq_depth
+    /// Returns the depth of the send queue. Fails with `EINVAL` unless it is 1 to `most`.
+    pub(crate) fn sq_depth(&self, most: u16) -> Result<u32> {
+        number("sq", self.raw.sq_depth.into(), most.into())
     }
 
-    pub(crate) fn rq_depth(&self) -> i32 {
-        self.raw.rq_depth
+    /// Returns the depth of the receive queue. Fails with `EINVAL` unless it is 1 to `most`.
+    pub(crate) fn rq_depth(&self, most: u16) -> Result<u32> {
+        number("rq", self.raw.rq_depth.into(), most.into())
     }
 
     /// Returns the time for each step of connecting, in milliseconds.
     pub(crate) fn timeout(&self) -> Result<u32> {
-        Ok(u32::try_from(self.raw.timeout)?)
+        number("timeout", self.raw.timeout as i64, i32::MAX.into())
     }
+}
+
+/// Returns the value of an option. Unless it is 1 to `most`, the log says so, and it is `EINVAL`.
+fn number(name: &str, value: i64, most: i64) -> Result<u32> {
+    if !(1..=most).contains(&value) {
+        pr_err!("{name}={value}: 1 to {most}\n");
+        return Err(EINVAL);
+    }
+    Ok(value as u32)
 }
 
 /// A mount's client, as far as its transport uses it (`struct p9_client`).

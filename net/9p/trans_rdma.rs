@@ -453,12 +453,6 @@ struct Mount {
     conn: SpinLock<Option<Arc<Conn>>>,
 }
 
-/// Returns the depth of a queue that a user wants. Fails with `EINVAL` if it cannot be so.
-fn depth(depth: i32) -> Result<u32> {
-    let is_possible = (1..=FLUSH.into()).contains(&depth);
-    is_possible.then_some(depth.unsigned_abs()).ok_or(EINVAL)
-}
-
 /// Shows an option that is not the default.
 #[inline(never)]
 fn show(m: &SeqFile, name: &str, value: u32, default: u32) {
@@ -478,8 +472,8 @@ impl Transport for Mount {
             session,
             addr: options.addr()?,
             privport: options.privport(),
-            sq_depth: depth(options.sq_depth())?,
-            rq_depth: depth(options.rq_depth())?,
+            sq_depth: options.sq_depth(FLUSH)?,
+            rq_depth: options.rq_depth(FLUSH)?,
             timeout: options.timeout()?,
             conn <- new_spinlock!(None),
         });

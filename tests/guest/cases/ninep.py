@@ -172,15 +172,25 @@ def nobody_listens(transport, port, times=30, source=ADDR):
             raise AssertionError("nobody listens, and it was mounted")
 
 
+def refused(transport, port, why, *options, source=ADDR):
+    """The mount fails, and the transport in Rust has one line in the log."""
+    sh("dmesg", "-C")
+    assert mount(transport, port, *options, source=source).returncode, why
+    said = [line.partition("9pnet_rdma_rs: ")[2] for line in sh("dmesg").stdout.splitlines()]
+    assert transport == "rdma" or [line for line in said if line] == [why], said
+
+
 def options(transport):
     with loaded(transport), diod(), relay() as (port, _), relay() as (other, _):
         for wrong in "sq=0", "rq=0", "sq=1023":
-            assert mount(transport, port, wrong).returncode, wrong
+            refused(transport, port, f"{wrong}: 1 to 1016", wrong)
         assert mount(transport, other, "msize=4000").returncode
         nobody_listens(transport, port + 100)
         if transport == "rdma_rs":
             # C's transport has addresses of IPv4 only.
             nobody_listens(transport, port + 100, times=1, source="2001:db8::1")
+            refused(transport, port, "timeout=0: 1 to 2147483647", "timeout=0")
+            refused(transport, port, '"nobody" is no address of IPv4 or IPv6', source="nobody")
         done = mount(transport, port, "sq=7", "rq=9", "timeout=20000")
         assert not done.returncode, done.stderr
         try:
