@@ -136,9 +136,14 @@ if STOCK and FLAVOUR != "arm64":
             said = sh(*command("kit0", "--dry-run")).stdout
             assert "rdma_rs" in said and "userspace-rust" in said and "NVMe" in said, said
             sh("ip", "link", "set", "kit_net", "down")
-            for device, why in (("kit9", "there is no device kit9; there are: kit0"), ("kit0/2", "kit0 has no port 2"),
-                                ("kit0", "port is not ACTIVE: nothing was run")):
-                done = subprocess.run(command(device), capture_output=True, text=True, check=False)
+            for why, device, *options in (("there is no device kit9; there are: kit0", "kit9"),
+                                          ("kit0 has no port 2", "kit0/2"),
+                                          ("port is not ACTIVE: nothing was run", "kit0"),
+                                          ("the IP address of a machine that serves", "kit0", "--peer", "kit"),
+                                          ("for two machines", "kit0", "--serve", "--peer", "192.0.2.1"),
+                                          ("its folder cannot be written to", "kit0", "--report", "/no/where"),
+                                          ("--count 0: it is 1 to", "kit0", "--count", "0")):
+                done = subprocess.run(command(device, *options), capture_output=True, text=True, check=False)
                 assert done.returncode == 2 and why in done.stderr, done
             assert state() == before, f"{before} {state()}"
 
