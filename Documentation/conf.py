@@ -13,7 +13,9 @@ TOP = Path(__file__).resolve().parent.parent
 project = "rdma-rs"
 copyright = "2026, rdma-rs authors, GPL-2.0"        # pylint: disable=redefined-builtin
 # That of the crate, as scripts/packaging/version has it.
-version = release = re.search(r'macro_rules! version.*?"(.*?)"', (TOP / "rust/kernel/rdma/rdma.rs").read_text(), re.S)[1]
+version = re.search(r'macro_rules! version.*?"(.*?)"', (TOP / "rust/kernel/rdma/rdma.rs").read_text(), re.S)[1]
+# With the date of the release, or that there was none.
+release = re.search(rf"(?m)^## ({re.escape(version)}.*)$", (TOP / "CHANGELOG.md").read_text())[1]
 exclude_patterns = []
 html_title = f"rdma-rs {version}: RDMA in Rust in the Linux kernel"
 html_theme = "alabaster"
