@@ -236,8 +236,9 @@ static bool may_fail(struct fault_attr *attr)
 			take_principal();
 		return false;
 	}
+	/* User mode Linux panics when a page of a program that is being loaded cannot be had. */
 	if (!current->fail_nth && !(READ_ONCE(principal) && current->flags & PF_KTHREAD))
-		return true;
+		return !current->in_execve;
 	raw_spin_lock_irqsave(&lock, flags);
 	elsewhere = !current->fail_nth && is_for_principal();
 	if (current->fail_nth || elsewhere)
