@@ -10,7 +10,7 @@ FLAVOUR = os.environ["flavour"]
 # Debian's own kernel, not one with checkers.
 STOCK = not FLAVOUR.startswith("um")
 BUILD = Path("/rdma-rs/build")
-PROGRAMS = BUILD / ("guest-arm64" if FLAVOUR == "arm64" else "guest")
+PROGRAMS = BUILD / ("guest-arm64" if FLAVOUR.endswith("arm64") else "guest")
 SECONDS = 240 if STOCK else 400
 # The debug kernel is slow, and shows mistakes in fewer rounds.
 ROUNDS = 2 if STOCK else 1

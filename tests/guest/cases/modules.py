@@ -31,7 +31,7 @@ def first():
     up()
 
 
-if STOCK and FLAVOUR != "arm64":
+if STOCK and not FLAVOUR.endswith("arm64"):
     @case("vm: what a shell says first is true")
     def greeting():
         said = sh("/rdma-rs/tests/guest/greet").stdout
