@@ -121,7 +121,7 @@ help:
 	@echo 'make distclean   remove build/ and the cache'
 	@echo
 	@echo 'KERNEL=7.3.4     another kernel of Debian 13 than the newest 7.3, from 7.3 on'
-	@echo 'ARCH=arm64       with make modules and make test: Debian'\''s kernel for arm64, which is emulated'
+	@echo 'ARCH=arm64       with make modules, test, deb and package-test: Debian'\''s kernel for arm64, which is emulated'
 	@echo 'RDMA_RS_CACHE=   the cache, otherwise in ~/.cache/rdma-rs'
 	@echo
 	@echo 'make KDIR=/lib/modules/$$(uname -r)/build [modules_install|clean]'
@@ -132,14 +132,16 @@ ifneq ($(filter-out x86 x86_64 arm64,$(ARCH)),)
 $(error ARCH=$(ARCH): there is arm64, and x86_64 without it)
 endif
 ifeq ($(ARCH),arm64)
-ifneq ($(filter-out help modules test update clean distclean,$(or $(MAKECMDGOALS),help)),)
-$(error ARCH=arm64 is for make modules and make test)
+ifneq ($(filter-out help modules test deb package-test update clean distclean,$(or $(MAKECMDGOALS),help)),)
+$(error ARCH=arm64 is for make modules, test, deb and package-test)
 endif
 modules:
 	@$(sandbox) scripts/build arm64 modules TESTS=
 
 test:
 	@$(sandbox) $(tally) scripts/suite arm64
+
+arm64 := arm64
 else
 modules:
 	@$(sandbox) scripts/build stock modules TESTS=
@@ -215,7 +217,7 @@ vm:
 	@$(sandbox) scripts/vm
 
 deb:
-	@git archive HEAD | $(sandbox) scripts/packaging/deb
+	@git archive HEAD | $(sandbox) scripts/packaging/deb $(addprefix --,$(arm64))
 
 hosts:
 	@$(sandbox) $(tally) scripts/checks/hosts
@@ -227,7 +229,7 @@ next:
 	@$(sandbox) $(tally) scripts/kernels/next
 
 package-test:
-	@git archive HEAD | $(sandbox) $(tally) scripts/packaging/package-test
+	@git archive HEAD | $(sandbox) $(tally) scripts/packaging/package-test$(addprefix -,$(arm64))
 
 # $(call quoted,VARIABLE): its value as the user has written it, as one word of the shell.
 quoted = '$(subst ','\'',$(value $(1)))'
