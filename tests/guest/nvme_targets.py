@@ -758,7 +758,8 @@ for n in range(1, 13):
 
 
 def ends_accepted(ground, peer, qid, how):
-    """The target lets a queue connect, and ends that before a command has come."""
+    """The target lets a queue connect, and ends that before a command has come. If it disconnects before its connection
+    manager knows that the connection is established, a host hears nothing: it is not to be patient then."""
     def prepare(target):
         def end(asked):
             if int.from_bytes(asked.data[2:4], "little") != qid:
@@ -767,14 +768,13 @@ def ends_accepted(ground, peer, qid, how):
             peer.tell(how, asked.connection)
             return True
         target.request = end
-    with ground.patient(PATIENCE, "io_timeout"):
+    with ground.patient(PATIENCE if how == "destroy" else TIMEOUT, "io_timeout"):
         return connecting(ground, peer, prepare)
 
 
 for n, w in (0, "admin"), (1, "I/O"):
-    for m in "disconnect", "destroy":
-        against(f"connect: the {w} queue is {m}ed as soon as it is accepted", n, m,
-                known="in that state no error recovery begins")(ends_accepted)
+    for m, c in ("disconnect", ""), ("destroy", "in that state no error recovery begins"):
+        against(f"connect: the {w} queue is {m}ed as soon as it is accepted", n, m, known=c)(ends_accepted)
 
 
 @against("connect: silence to the request for a connection, and it vanishes")
@@ -938,7 +938,7 @@ def is_deleting(host):
 
 
 def deleted(ground, peer, is_it, begin, ends):
-    """A deletion waits for a command that was sent before it, or sends one, which is not answered, or its queue ends."""
+    """A deletion waits for a command from before it, or sends one, which is not answered, or whose queue ends."""
     target, held = Target(peer), []
     with ground.patient(PATIENCE if ends else TIMEOUT, "io_timeout"), ground.connected(target) as host:
         def hold(queue, command):
