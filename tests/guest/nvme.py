@@ -182,6 +182,18 @@ def unload(*modules):
 
 
 @contextmanager
+def one_worker():
+    """Has one worker for all work items of nvmet, as an administrator may want it."""
+    most = Path("/sys/bus/workqueue/devices/nvmet-wq/max_active")
+    before = most.read_text(encoding="ascii")
+    write(most, 1)
+    try:
+        yield
+    finally:
+        write(most, before)
+
+
+@contextmanager
 def ends(host="c", target="c"):
     """Has the modules of the named ends loaded."""
     load(host, target)

@@ -192,23 +192,11 @@ def failover(ground):
             flowing(host)
 
 
-@contextmanager
-def one_worker():
-    """Has one worker for all work items of nvmet, as an administrator may want it."""
-    most = Path("/sys/bus/workqueue/devices/nvmet-wq/max_active")
-    before = most.read_text(encoding="ascii")
-    nvme.write(most, 1)
-    try:
-        yield
-    finally:
-        nvme.write(most, before)
-
-
 @case(f"one worker for all of the target: port off and on under load, {2 * CONTROLLERS} connections, unloaded",
       links=("rxe",))
 def one_by_one(ground):
     """What ends a queue, a port or the module waits for nothing that has yet to be done by that worker."""
-    with one_worker():
+    with nvme.one_worker():
         with loaded(ground) as (target, host, _):
             for _ in range(3):
                 target.disable()
@@ -262,7 +250,7 @@ def moved_away(ground):
     """What listens anew has the port's address, for which the new port must not have to wait. A host that connects when
     the subsystem has just left the port is refused for good."""
     null = Null()
-    with one_worker(), failing_over("rdma0") as fail_over, null, ground.target(null) as target:
+    with nvme.one_worker(), failing_over("rdma0") as fail_over, null, ground.target(null) as target:
         with ground.controller(target, reconnect_delay=DELAY):
             for n in range(20):
                 fail_over()

@@ -113,6 +113,18 @@ def unconfirmed(ground, peer):
     return f"{said.count('CONNECT_RESPONSE')} accepted, {said.count('REJECTED')} rejected"
 
 
+@against("request: 10 hosts that send no command, and the port goes, with one worker")
+def port_goes(ground, peer):
+    """No controller has these connections, whose ends the end of the port waits for."""
+    host = Host(peer, ground.target)
+    queues = [host.queue(0, receives=1) for _ in range(10)]
+    with nvme.one_worker():
+        ground.target.disable()
+        ended = [queue.ended() for queue in queues]
+        ground.target.enable()
+    return f"{ended.count(True)} end"
+
+
 # The Connect command.
 
 @against("Connect: an I/O queue of no controller")
