@@ -122,7 +122,9 @@ def port_goes(ground, peer):
         ground.target.disable()
         ended = [queue.ended() for queue in queues]
         ground.target.enable()
-    return f"{ended.count(True)} end"
+    if not all(ended):
+        raise Defect(f"{ended.count(False)} connections stay")
+    return f"{len(ended)} end"
 
 
 # The Connect command.
