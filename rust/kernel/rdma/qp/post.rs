@@ -344,7 +344,9 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // SAFETY: A connected QP has these operations, and `S` provides what the handler needs.
             return unsafe { qp.post_op(owner, wr) };
         }
-        Self::post_counted(qp, owner, |qp, owner| qp.post_send(owner, wr))
+        // Not returned as it is, or the compiler merges this with the result above, and tests that.
+        let output = Self::post_counted(qp, owner, |qp, owner| qp.post_send(owner, wr))?;
+        Ok(output)
     }
 
     /// As [`Qp::post_recv`], for an owner that has its QP: see [`Qp::repost_send`].
