@@ -19,7 +19,7 @@ from nvme_ground import case, read_at, write_at
 DELAY = 1
 RESETS = 20 if STOCK else 10
 RECONNECTS = 5
-# Of which each has two connections.
+# Each has two connections.
 CONTROLLERS = 25
 
 
@@ -555,7 +555,7 @@ def timeout(ground):
 
 
 def inject(null, fault, **attributes):
-    """Has null_blk do a fault of its, and the log not tell each."""
+    """Has null_blk inject faults of a kind, of which the log has none."""
     for name, value in {"verbose": 0, **attributes}.items():
         nvme.write(null.path / fault / name, value)
 
