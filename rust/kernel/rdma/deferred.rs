@@ -247,6 +247,8 @@ kernel::impl_has_work! {
 
 impl<T: Teardown> Item<T> {
     /// Queues an item that nothing else refers to.
+    #[cold]
+    #[inline(never)]
     fn enqueue(item: Pin<sync::UniqueArc<Self>>) {
         let queue = ptr::from_ref(item.value.queue());
         // SAFETY: The workqueue is the core module's, or that of a device or a client to which the
@@ -377,8 +379,8 @@ impl<T: Teardown> core::ops::Deref for Deferred<T> {
 }
 
 impl<T: Teardown> Drop for Deferred<T> {
-    /// Drops the reference, the last one into the work item. Not inlined, so that it is compiled
-    /// with the core, for each type of it, and not in each ULP.
+    /// Drops the reference, the last one into the work item, which is compiled with the core, for
+    /// each type of it, and not in each ULP.
     #[inline(never)]
     fn drop(&mut self) {
         // SAFETY: By the type invariant this owns a reference, which is not used again.
