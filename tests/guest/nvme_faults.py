@@ -596,10 +596,9 @@ def failed_ios(ground):
 def busy(ground):
     null = Null()
     with loaded(ground, null) as (_, host, __):
-        inject(null, "requeue_inject", times=-1, probability=50)
-        for _ in range(5):
-            flowing(host)
-        inject(null, "requeue_inject", probability=0)
+        inject(null, "requeue_inject", times=200, probability=50)
+        until(lambda: (null.path / "requeue_inject/times").read_text().strip() == "0", "the backing was not busy so often")
+        flowing(host)
 
 
 # Fewer packets are late than in the storms: a connection of C on rxe ends there whenever 64 KiB are sent, and is made
