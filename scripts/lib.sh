@@ -34,7 +34,7 @@ need() {
 
 # number NAME VALUE: a seed or a count is one that 64 bits hold.
 number() {
-	[[ $2 =~ ^[0-9]{1,19}$ ]] || die "$1=$2: a number of 19 digits at most is wanted"
+	[[ $2 =~ ^(0|[1-9][0-9]{0,18})$ ]] || die "$1=$2: a number of 19 digits at most is wanted"
 }
 
 # room DIR MIB: DIR's file system has that much space.

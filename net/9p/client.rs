@@ -109,7 +109,7 @@ impl Options<'_> {
     pub(crate) fn addr(&self) -> Result<SocketAddr> {
         let source = self.source.unwrap_or(c"");
         let Some(ip) = source.to_str().ok().and_then(|text| text.parse().ok()) else {
-            pr_err!("{source:?} is no address of IPv4 or IPv6\n");
+            pr_err!("{source:?} is no IPv4 or IPv6 address\n");
             return Err(EINVAL);
         };
         Ok(SocketAddr::new(ip, self.raw.port as u16))

@@ -190,7 +190,7 @@ def options(transport):
             # C's transport has addresses of IPv4 only.
             nobody_listens(transport, port + 100, times=1, source="2001:db8::1")
             refused(transport, port, "timeout=0: 1 to 2147483647", "timeout=0")
-            refused(transport, port, '"nobody" is no address of IPv4 or IPv6', source="nobody")
+            refused(transport, port, '"nobody" is no IPv4 or IPv6 address', source="nobody")
         done = mount(transport, port, "sq=7", "rq=9", "timeout=20000")
         assert not done.returncode, done.stderr
         try:
