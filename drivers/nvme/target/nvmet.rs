@@ -837,8 +837,8 @@ impl Request {
         if end > size {
             return Err(EINVAL);
         }
-        // SAFETY: The memory of the command, which the request has, is kmalloc memory with so many
-        // bytes at `bytes`.
+        // SAFETY: The memory of the command, which the request has, is that of a buffer, which is
+        // contiguous and not of vmalloc, with so many bytes at `bytes`.
         unsafe { this.use_bytes(bytes.byte_add(offset), len) };
         Ok(())
     }
@@ -851,8 +851,8 @@ impl Request {
         if len == 0 || len as usize > size {
             return Err(EINVAL);
         }
-        // SAFETY: The buffer, which the request has until it is released, is kmalloc memory with so
-        // many bytes at `bytes`.
+        // SAFETY: The memory of the buffer, which the request has until it is released, is
+        // contiguous and not of vmalloc, with so many bytes at `bytes`.
         unsafe { this.use_bytes(bytes, len) };
         Ok(())
     }
@@ -1048,10 +1048,12 @@ impl Request {
     ///
     /// # Safety
     ///
-    /// `bytes` is kmalloc memory of `command` or `kept`, of at least `len` bytes.
+    /// `bytes` is memory of a buffer of `command` or `kept`, of at least `len` bytes, which is
+    /// contiguous and not of vmalloc.
     #[inline]
     unsafe fn use_bytes(&mut self, bytes: *mut c_void, len: u32) {
-        // SAFETY: The list is valid for writes, and the memory as long, as the caller promises.
+        // SAFETY: The list is valid for writes. The memory is as long, and contiguous in the
+        // kernel's own mapping, as the caller promises.
         unsafe { bindings::sg_init_one(self.bytes.get(), bytes, len) };
         // The address of the list is that at which nvmet gets the request.
         self.set_data(ptr::null_mut(), 1, len);

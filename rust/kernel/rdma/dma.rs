@@ -164,6 +164,7 @@ struct Pieces {
 impl Pieces {
     /// Buffers begin at multiples of this, at least, so that no two have a cache line in common.
     const MIN_ALIGN: usize = 128;
+
     fn new(pd: &Pd, count: usize, len: usize, dir: bindings::dma_data_direction) -> Result<Self> {
         let stride = Self::stride(len)?;
         // INVARIANT: No byte of the piece is part of a buffer.
