@@ -363,9 +363,9 @@ fn send_req(
         primary_path: &raw mut record,
         ppath_sgid_attr: path.from.as_raw(),
         service_id: service_id.to_be(),
-        qp_num: qp_num(qp),
+        qp_num: qp.num(),
         qp_type: bindings::ib_qp_type_IB_QPT_RC,
-        starting_psn: qp_num(qp),
+        starting_psn: qp.num(),
         private_data: conn.private_data,
         private_data_len: conn.private_data_len,
         responder_resources: conn.responder_resources,
@@ -382,11 +382,6 @@ fn send_req(
     // SAFETY: The id is alive by the invariant of `RawId`. The parameters, and what they point to,
     // are copied by the call, which takes a reference to the GID's entry.
     to_result(unsafe { bindings::ib_send_cm_req(id.as_ptr(), &raw mut req) })
-}
-
-fn qp_num(qp: &qp::Inner) -> u32 {
-    // SAFETY: `raw()` is a QP by the invariant of `qp::Inner`, and its number does not change.
-    unsafe { (*qp.raw().as_ptr()).qp_num }
 }
 
 /// Takes a QP to RTS, with the attributes of the connection (`ib_cm_init_qp_attr`, `ib_modify_qp`).
@@ -407,7 +402,7 @@ fn establish(qp: &qp::Inner, id: RawId<IbCm>, min_rnr_timer: RnrTimer) -> Result
             bindings::ib_cm_init_qp_attr(id.as_ptr(), &raw mut attr, &raw mut mask)
         })?;
         // The number of the peer's first packet, which the manager learns only from the answer.
-        attr.rq_psn = qp_num(qp);
+        attr.rq_psn = qp.num();
         // The manager's own is the longest.
         attr.min_rnr_timer = min_rnr_timer.as_raw();
         // SAFETY: The attributes are complete for the mask, as the manager has written both. What
@@ -732,8 +727,8 @@ impl Request<'_> {
         let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
         let param = param.to_raw()?;
         let mut rep = bindings::ib_cm_rep_param {
-            qp_num: qp_num(qp),
-            starting_psn: qp_num(qp),
+            qp_num: qp.num(),
+            starting_psn: qp.num(),
             private_data: param.private_data,
             private_data_len: param.private_data_len,
             responder_resources: param.responder_resources,
