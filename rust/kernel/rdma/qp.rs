@@ -124,6 +124,7 @@ unsafe extern "C" fn refuse_recv(
     EINVAL.to_errno()
 }
 
+/// See [`Qp::destroy`]. Not generic, so that it is not in each ULP.
 fn destroy(qp: Shared, cx: &Sleepable) -> Result {
     // iWARP waits for a later event of the connection.
     let waits_for_callback = qp.id.is_some() && qp.pd.device().is_iwarp();
@@ -448,12 +449,12 @@ pub(crate) struct Inner {
     object: objects::Object,
 }
 
-// SAFETY: `struct ib_qp` may be drained and destroyed from any thread, and the other fields are
-// `Send`.
+// SAFETY: `struct ib_qp` may be drained and destroyed from any thread, as the CQ and the lock of
+// `target` may be used from any. `pollers` are only compared, and the other fields are `Send`.
 unsafe impl Send for Inner {}
 // SAFETY: `struct ib_qp` may be used from any thread, and drivers lock its queues, so several
-// threads may post at once. What else needs a lock takes that of the context, and the other fields
-// are `Sync`, or are only read.
+// threads may post at once. What else needs a lock takes that of the context. `pollers` are only
+// compared, the CQ and the lock of `target` are `Sync`, as the other fields are.
 unsafe impl Sync for Inner {}
 
 impl Inner {
@@ -461,7 +462,7 @@ impl Inner {
     const READ_BY_POSTS: usize =
         deferred::VALUE_AT + core::mem::offset_of!(Self, target) + wr::PostTarget::READ_BY_POSTS;
 
-    /// Returns the QP, which is not destroyed while there is a handle.
+    /// Returns the QP, which is valid while there is a handle, and until its end destroys it.
     pub(crate) fn raw(&self) -> NonNull<bindings::ib_qp> {
         self.target.raw
     }
@@ -819,8 +820,8 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
             let raw = unsafe { create_raw(id, pd, &mut attr) }?;
             // SAFETY: `create_raw` has returned the QP, which is valid until `Inner` destroys it.
             *sizes = unsafe { queue_sizes(raw, &attr.cap) };
-            // SAFETY: The QP was created for this PD and this CQ, and `Inner` keeps them and the
-            // lock.
+            // SAFETY: The QP was created for this PD and this CQ. `Inner` keeps them and the lock
+            // until it has destroyed the QP, when there is no handle of it.
             unsafe { wr::PostTarget::new(raw, context.head.id, pd, recv_cq, &context.reg_lock) }
         },
         post_recv: match init.srq {

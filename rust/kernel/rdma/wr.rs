@@ -153,11 +153,11 @@ pub struct Remote {
 ///
 /// # Invariants
 ///
-/// `raw` is of the PD `pd`, and no other QP has or had this number. It is valid while there is a
-/// handle of the QP, as are `recv_cq`, the CQ of its receives, and `reg_lock`; this is used no
-/// longer. `post_send` is its driver's operation. `iwarp` is set if its device is one of iWARP.
-/// Unless `rw_idle` is `RwState::NEVER`, QP and device have the limits that `rdma_rw` divides by,
-/// and the QP has a port.
+/// `raw` is of the PD `pd`, and no other QP has or had this number. It is valid until it is
+/// destroyed, when there is no handle of it, as are `recv_cq`, the CQ of its receives, and
+/// `reg_lock`; this is not used after that. `post_send` is its driver's operation. `iwarp` is set
+/// if its device is one of iWARP. Unless `rw_idle` is `RwState::NEVER`, QP and device have the
+/// limits that `rdma_rw` divides by, and the QP has a port.
 #[doc(hidden)]
 #[repr(C)]
 pub struct PostTarget {
@@ -182,8 +182,9 @@ impl PostTarget {
 
     /// # Safety
     ///
-    /// `raw` is a new QP of this PD and of this CQ for receives, and valid, with CQ and lock, while
-    /// there is a handle of it. `qp_id` is a new number.
+    /// `raw` is a new QP of this PD and of this CQ for receives. It is destroyed when there is no
+    /// handle of it; until then it is valid, with CQ and lock, and what is returned is not used
+    /// after that. `qp_id` is a new number.
     pub(crate) unsafe fn new(
         raw: NonNull<bindings::ib_qp>,
         qp_id: QpId,

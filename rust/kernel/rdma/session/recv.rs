@@ -164,7 +164,7 @@ impl RecvRing<'_> {
             let recv = RecvRef(unsafe { first.add(index) });
             let unposted = match result {
                 Ok(()) => {
-                    // SAFETY: The connection, which is borrowed, has the handle.
+                    // SAFETY: The handle is borrowed for longer than the copy is used.
                     let qp = unsafe { qp.uncounted() };
                     match Qp::post_recv_counted(qp, recv, Recv::wr) {
                         Ok(()) => None,
