@@ -135,7 +135,7 @@ impl Options<'_> {
     }
 }
 
-/// Returns the value of an option. Unless it is 1 to `most`, the log says so, and it is `EINVAL`.
+/// Returns the value of an option. Fails with `EINVAL`, and logs that, unless it is 1 to `most`.
 fn number(name: &str, value: i64, most: i64) -> Result<u32> {
     if !(1..=most).contains(&value) {
         pr_err!("{name}={value}: 1 to {most}\n");
