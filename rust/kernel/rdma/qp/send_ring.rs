@@ -323,7 +323,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
     /// # Safety
     ///
     /// They are those of the last entry that was published, with this `signaled`, and the caller
-    /// has the QP of the ring.
+    /// has a handle of the QP of the ring.
     unsafe fn refused<const SGES: usize>(
         &mut self,
         refused: chain::Refused<'_, SGES>,
@@ -369,7 +369,8 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         let mut error = PostError::in_part(owner, posted.unwrap_or(0) as u32, error);
         if error.posted() > 0 {
             if let Some(owner) = error.owner.take() {
-                // SAFETY: By the invariant of the ring its QP is valid as long as the ring is used.
+                // SAFETY: The caller has a handle of the QP of the ring, as it promises, so by the
+                // invariant of the ring `inner` is valid.
                 let inner = unsafe { ring.inner.as_ref() };
                 inner.keep_until_drained::<P, P::Target>(owner);
             }
