@@ -194,7 +194,7 @@ impl Pieces {
         dir: bindings::dma_data_direction,
     ) -> Result<Arc<Mapped>> {
         // A piece is longer only if a buffer is.
-        let most = Memory::PIECE.checked_div(stride).ok_or(EINVAL)?.max(1);
+        let most = Contiguous::PIECE.checked_div(stride).ok_or(EINVAL)?.max(1);
         let len = match count.min(most) {
             0 | 1 => len,
             count => stride.checked_mul(count).ok_or(EINVAL)?,
@@ -449,13 +449,13 @@ impl AnyDirection for OneWay {}
 /// # Invariants
 ///
 /// `start` is `len` initialised bytes that this owns: pages of `alloc_pages_exact` if they are more
-/// than [`Memory::PIECE`], of kmalloc otherwise.
-struct Memory {
+/// than [`Contiguous::PIECE`], of kmalloc otherwise.
+struct Contiguous {
     start: NonNull<u8>,
     len: usize,
 }
 
-impl Memory {
+impl Contiguous {
     /// The length up to which memory is from kmalloc, which gives a power of two. The page
     /// allocator has as much also when memory is fragmented (`PAGE_ALLOC_COSTLY_ORDER`).
     const PIECE: usize = PAGE_SIZE << 3;
@@ -476,7 +476,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for Contiguous {
     fn drop(&mut self) {
         let (start, len) = (self.start.as_ptr(), self.len);
         // SAFETY: By the type invariant these are pages of `alloc_pages_exact` or the parts of a
@@ -497,9 +497,9 @@ impl Drop for Memory {
 ///
 /// # Invariants
 ///
-/// - `memory` is `len` initialised bytes: a [`Memory`] that this owns, or a part of `piece` that
-///   nothing else uses. They are mapped at `addr` for the device of `pd`, in direction `dir`, or
-///   that is [`VIRT`]: the CPU and the device always see the same memory.
+/// - `memory` is `len` initialised bytes: a [`Contiguous`] that this owns, or a part of `piece`
+///   that nothing else uses. They are mapped at `addr` for the device of `pd`, in direction `dir`,
+///   or that is [`VIRT`]: the CPU and the device always see the same memory.
 /// - `pd` and `piece` are dropped with this alone.
 // The fields that a post uses are first, to share a cache line with the request's own.
 #[doc(hidden)]
@@ -530,7 +530,7 @@ impl Mapped {
         if len == 0 {
             return Err(EINVAL);
         }
-        let memory = Memory::zeroed(len)?;
+        let memory = Contiguous::zeroed(len)?;
         let (dev, mut addr) = (pd.device().as_raw(), 0);
         // SAFETY: The memory is valid for `len` bytes, which are physically contiguous, and the
         // device is registered while `pd` lives.
@@ -662,7 +662,7 @@ impl Drop for Mapped {
             // from its owner, so none uses it.
             unsafe { bindings::rdma_helper_dma_unmap_single(dev, self.addr, len, self.dir) };
             // INVARIANT: This was one, and is used no more.
-            drop(Memory {
+            drop(Contiguous {
                 start: self.memory,
                 len,
             });
