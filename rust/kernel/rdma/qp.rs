@@ -802,6 +802,7 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
     let mut object = dev.object(crate::refs::Kind::Qp);
     let mut refused = Ok(());
     let (sizes, refuse) = (&mut (0, 0), &mut refused);
+    const { assert!(align_of::<Inner>() <= deferred::VALUE_AT) };
     const { assert!(Inner::READ_BY_POSTS <= 64) };
     // Nothing fails once there is a QP, whose context this is.
     let inner = reserved.init(try_pin_init!(Inner {
