@@ -18,8 +18,9 @@ from collections import deque
 
 END, ESC = b"\xc0", b"\xdb"
 MAX_FRAME, SHORTEST = 65536, 14
-# The frames that may wait for the line, and the bytes of those that may be on it before another one.
-MAX_QUEUE, WINDOW = 256, 1400
+# The frames that may wait for the line, and the bytes of those that may be on it before another one. That and a frame,
+# and as much again that was sent to a relay before one that begins, are less than 4 KiB.
+MAX_QUEUE, WINDOW = 256, 500
 # What is no frame: a relay begins, or has read a number of bytes.
 BEGINS, HAS_READ = b"B", b"R"
 
