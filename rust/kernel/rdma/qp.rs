@@ -424,15 +424,23 @@ impl RawInit<'_> {
 /// `pollers` are, and belongs to `pd`. Its context is `context`. If it is on an SRQ these CQs are
 /// the same, and not a direct one. `post_recv` is its driver's operation or, if it is on an SRQ,
 /// [`refuse_recv`].
-// What posts and handlers that post again read comes first, up to the number of the QP: in an item,
-// behind the count of references, that is one cache line.
-#[pin_data]
+// What posts and handlers that post again read comes first: in an item, behind the count of
+// references, that is one cache line. With the rest the item would be 1 KiB of kmalloc, and these
+// lines of many QPs would have few sets of a cache.
 #[repr(C)]
 pub(crate) struct Inner {
     pollers: (*const Wc, *const Wc),
     post_recv: trace::Post<bindings::ib_qp, bindings::ib_recv_wr>,
     /// Not used once the QP is destroyed.
     pub(crate) target: wr::PostTarget,
+    rest: Pin<KBox<Rest>>,
+}
+
+/// What posts do not read of an [`Inner`], which has the invariants of both.
+#[pin_data]
+pub(crate) struct Rest {
+    /// The QP, from which `target` is made.
+    raw: NonNull<bindings::ib_qp>,
     num: u32,
     id: Option<cm::Shared>,
     // Dropped before the CQs: tables look for their poller.
@@ -456,6 +464,15 @@ unsafe impl Send for Inner {}
 // threads may post at once. What else needs a lock takes that of the context. `pollers` are only
 // compared, the CQ and the lock of `target` are `Sync`, as the other fields are.
 unsafe impl Sync for Inner {}
+
+impl core::ops::Deref for Inner {
+    type Target = Rest;
+
+    #[inline]
+    fn deref(&self) -> &Rest {
+        &self.rest
+    }
+}
 
 impl Inner {
     /// The end of what a post reads, behind the count of references.
@@ -804,8 +821,7 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
     let (sizes, refuse) = (&mut (0, 0), &mut refused);
     const { assert!(align_of::<Inner>() <= deferred::VALUE_AT) };
     const { assert!(Inner::READ_BY_POSTS <= 64) };
-    // Nothing fails once there is a QP, whose context this is.
-    let inner = reserved.init(try_pin_init!(Inner {
+    let rest = try_pin_init!(Rest {
         context <- QpPriv::new(
             init.events.map(|(events, _)| events),
             dev,
@@ -813,28 +829,22 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
             draining,
             state,
         ),
-        target: {
+        // Nothing fails once there is a QP, whose context this is.
+        raw: {
             attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
             attr.event_handler = context.events.is_some().then_some(events::on_event);
-            // SAFETY: The CQs, the SRQ and the id are of this device, as just checked, and `Inner`
+            // SAFETY: The CQs, the SRQ and the id are of this device, as just checked, and `Rest`
             // keeps them and the context.
-            let raw = unsafe { create_raw(id, pd, &mut attr) }?;
-            // SAFETY: `create_raw` has returned the QP, which is valid until `Inner` destroys it.
-            *sizes = unsafe { queue_sizes(raw, &attr.cap) };
-            // SAFETY: The QP was created for this PD and this CQ. `Inner` keeps them and the lock
-            // until it has destroyed the QP, when there is no handle of it.
-            unsafe { wr::PostTarget::new(raw, context.head.id, pd, recv_cq, &context.reg_lock) }
+            unsafe { create_raw(id, pd, &mut attr) }?
         },
-        post_recv: match init.srq {
-            Some(_) => refuse_recv,
-            // SAFETY: The QP was just created, and `Inner` keeps it.
-            None => unsafe { trace::Queue::op(target.raw.as_ptr()) },
-        },
-        pollers: (send_cq.poller(), recv_cq.poller()),
         // SAFETY: The QP was just created; its number does not change.
-        num: unsafe { (*target.raw.as_ptr()).qp_num },
+        num: unsafe { (*raw.as_ptr()).qp_num },
         id: id.cloned(),
-        send: cq::reserve_or_none(send_cq, sizes.0, refuse),
+        send: {
+            // SAFETY: The QP was just created.
+            *sizes = unsafe { queue_sizes(*raw, &attr.cap) };
+            cq::reserve_or_none(send_cq, sizes.0, refuse)
+        },
         recv: {
             let entries = if init.srq.is_some() { 0 } else { sizes.1 };
             cq::reserve_or_none(recv_cq, entries, refuse)
@@ -849,7 +859,7 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
         marker_ah: sync::SetOnce::new(),
         pd: pd.clone(),
         object: {
-            object.set_qp(*num, target.raw.as_ptr());
+            object.set_qp(*num, raw.as_ptr());
             if let Some(id) = id {
                 object.set_peer(id.object.peer());
             }
@@ -859,7 +869,30 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
             };
             object
         },
-    }))?;
+    }? Error);
+    let rest = KBox::pin_init(rest, GFP_KERNEL)?;
+    let raw = rest.raw;
+    // INVARIANT: The QP was just created with these, and `rest` keeps them.
+    let inner = reserved.fill(Inner {
+        pollers: (send_cq.poller(), recv_cq.poller()),
+        post_recv: match init.srq {
+            Some(_) => refuse_recv,
+            // SAFETY: The QP was just created, and is destroyed by the end of `Inner`.
+            None => unsafe { trace::Queue::op(raw.as_ptr()) },
+        },
+        // SAFETY: The QP was created for this PD and this CQ. `rest` keeps them and the lock until
+        // the end of `Inner` has destroyed the QP, when there is no handle of it.
+        target: unsafe {
+            wr::PostTarget::new(
+                raw,
+                rest.context.head.id,
+                pd,
+                recv_cq,
+                &rest.context.reg_lock,
+            )
+        },
+        rest,
+    });
     if let Err(error) = refused {
         // SAFETY: Nothing was posted to the QP, and there is no handle of it.
         let destroyed = unsafe { destroy_raw(id, inner.raw()) };
