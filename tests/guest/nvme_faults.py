@@ -51,6 +51,17 @@ def reconnections(host):
     return sh("dmesg").stdout.count(f"{host.name}: Successfully reconnected")
 
 
+def port_goes(ground, target, *hosts):
+    """The port is disabled, and enabled again, when all hosts have seen that: they connect again."""
+    target.disable()
+    for host in hosts:
+        host.settle("connecting")
+    target.enable()
+    for host in hosts:
+        host.settle()
+        ground.figures["reconnects"] += 1
+
+
 @case("reset under load, 3 times")
 def reset(ground):
     with loaded(ground) as (_, host, __):
@@ -71,11 +82,7 @@ def polled(ground):
         host.reset()
         ground.figures["resets"] += 1
         flowing(host)
-        target.disable()
-        host.settle("connecting")
-        target.enable()
-        host.settle()
-        ground.figures["reconnects"] += 1
+        port_goes(ground, target, host)
         flowing(host)
         host.disconnect()
         ground.broken(load)
@@ -97,11 +104,7 @@ def resets(ground):
 def port(ground):
     with loaded(ground) as (target, host, _):
         for _ in range(2):
-            target.disable()
-            host.settle("connecting")
-            target.enable()
-            host.settle()
-            ground.figures["reconnects"] += 1
+            port_goes(ground, target, host)
             flowing(host)
 
 
@@ -109,11 +112,7 @@ def port(ground):
 def reconnects(ground):
     with loaded(ground) as (target, host, _):
         for _ in range(RECONNECTS):
-            target.disable()
-            host.settle("connecting")
-            target.enable()
-            host.settle()
-            ground.figures["reconnects"] += 1
+            port_goes(ground, target, host)
 
 
 TOGETHER, TIMES = 10, 50
@@ -136,13 +135,7 @@ def reconnects_together(ground):
         nvme.write(subsystem(target) / "iopolicy", "round-robin")
         with Load(hosts[0].disk(), size="1m", offset="16m") as load:
             for _ in range(TIMES):
-                target.disable()
-                for host in hosts:
-                    host.settle("connecting")
-                target.enable()
-                for host in hosts:
-                    host.settle()
-                    ground.figures["reconnects"] += 1
+                port_goes(ground, target, *hosts)
             flowing(hosts[0])
             ground.stop(load)
         ground.verify(hosts[0].disk(), null, iodepth=16, size="256k", randseed=3)
@@ -199,11 +192,7 @@ def one_by_one(ground):
     with nvme.one_worker():
         with loaded(ground) as (target, host, _):
             for _ in range(3):
-                target.disable()
-                host.settle("connecting")
-                target.enable()
-                host.settle()
-                ground.figures["reconnects"] += 1
+                port_goes(ground, target, host)
                 flowing(host)
         null = Null()
         with null, ground.target(null) as target, ExitStack() as stack:
@@ -744,11 +733,7 @@ def idle(ground):
         host.reset()
         ground.figures["resets"] += 1
         stays()
-        target.disable()
-        host.settle("connecting")
-        target.enable()
-        host.settle()
-        ground.figures["reconnects"] += 1
+        port_goes(ground, target, host)
         stays()
         ground.verify(host.disk(), null, iodepth=16, size="256k")
 
