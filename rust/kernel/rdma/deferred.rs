@@ -379,8 +379,8 @@ impl<T: Teardown> core::ops::Deref for Deferred<T> {
 }
 
 impl<T: Teardown> Drop for Deferred<T> {
-    /// Drops the reference, the last one into the work item, which is compiled with the core, for
-    /// each type of it, and not in each ULP.
+    /// Drops the reference; the last one goes to the work item. Not inlined, so that it is compiled
+    /// with the core, for each type, and not in each ULP.
     #[inline(never)]
     fn drop(&mut self) {
         // SAFETY: By the type invariant this owns a reference, which is not used again.
