@@ -36,8 +36,8 @@ use rdma::{
     wc::Success, //
 };
 
-/// The longest time to resolve an address and a route, each, and to wait for a reply or a credit,
-/// in milliseconds.
+/// The longest time to resolve an address and a route, each, and to wait for the target's answer, a
+/// reply or a credit, in milliseconds. A signal ends each of these.
 const PATIENCE_MS: u32 = 30_000;
 
 /// A receive for each reply, and one for the reply that is being handled: its tag is free before
@@ -221,6 +221,7 @@ impl Conn {
         ring.post(&conn, cx)?;
         let param = cm::ConnParam {
             private_data: &hello(DEPTH),
+            timeout_ms: PATIENCE_MS,
             ..Default::default()
         };
         let answer = conn.id.connect(conn.clone(), &param, cx)?;

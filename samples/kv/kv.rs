@@ -185,7 +185,7 @@ impl Client for Kv {
         let run = Arc::pin_init(Run::new(connections), GFP_KERNEL)?;
         for number in 0..connections {
             let conn = Conn::connect(client, addr, number, &self.stats, cx)
-                .inspect_err(|e| pr_err!("connection {number}: {e:?}\n"))?;
+                .inspect_err(|e| pr_err!("connection {number}: {e:?} ({addr:?})\n"))?;
             let run = run.clone();
             client.spawn(GFP_KERNEL, move |cx| {
                 let done = conn.run(operations, cx);

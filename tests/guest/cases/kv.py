@@ -2,6 +2,7 @@
 """kv: its end under load, and targets in userspace that do not keep to the protocol."""
 
 import re
+import signal
 import subprocess
 import time
 
@@ -109,6 +110,21 @@ def addresses():
         value = given[0].removeprefix("server=")
         assert ended.returncode and log.count("rdma_kv: ") == 1, f"{given}: {log}"
         assert f"rdma_kv: `{value}' invalid for parameter `server'" in log, f"{given}: {log}"
+
+
+@case("kv: an address where nobody answers, and a signal")
+def nobody():
+    addr = "192.0.2.99"
+    subprocess.run(["dmesg", "-C"], check=True)
+    insmod = subprocess.Popen(["insmod", BUILD / FLAVOUR / "rdma_kv.ko", "port=0", f"server={addr}"])
+    end = time.monotonic() + 60
+    while f"rdma_kv: CM id to {addr}:" not in OBJECTS.read_text():
+        assert insmod.poll() is None and time.monotonic() < end, f"it does not connect: {OBJECTS.read_text()}"
+        time.sleep(0.05)
+    insmod.send_signal(signal.SIGINT)
+    assert insmod.wait(60), "it was loaded"
+    log = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
+    assert re.search(rf"rdma_kv: connection 0: (ERESTARTSYS|.*512).* \({addr}:7178\)", log), log
 
 
 for h in ("good", "keep"):
