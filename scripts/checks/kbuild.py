@@ -19,6 +19,8 @@ BUILD = Path(__file__).resolve().parents[2] / "build"
 def words(name):
     """Returns the words of the command line for an object."""
     path = BUILD / name
+    if not path.exists():
+        sys.exit(f"error: there is no build/{name}: scripts/sandbox scripts/build {name.split('/', 1)[0]}")
     line = path.with_name(f".{path.name}.cmd").read_text().splitlines()[0]
     return shlex.split(line.split(":=", 1)[1].replace("$(pound)", "#"))
 
