@@ -78,7 +78,8 @@ else
 help:
 	@echo 'make demo        the main job: Rust and userspace exchange verified data on a stock kernel'
 	@echo 'make test        every test, on the stock kernel and on kernels with checkers'
-	@echo 'make modules     only build the core, rdma_null and the samples, for the stock kernel, into build/stock'
+	@echo 'make modules     only build the modules: the core, rdma_null, the samples, NVMe and 9P, for the stock kernel,'
+	@echo '                 into build/stock'
 	@echo 'make vm          a shell in a VM with the modules loaded and an rxe link up'
 	@echo 'make check       formatting, clippy, rustdoc, checkpatch, warnings'
 	@echo 'make kunit       the KUnit suites under KASAN, lockdep and kmemleak, with SUITE=rdma_cq* only some'
