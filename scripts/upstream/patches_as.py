@@ -122,13 +122,15 @@ def main():
     options.out.mkdir(parents=True, exist_ok=True)
     for old in options.out.glob("*.patch"):
         old.unlink()
-    number = 0
+    number, said = 0, None
     for group, (title, paths) in enumerate(ordered()):
-        print(title)
         for path in paths:
             number += 1
             name = f"{number:02}-{path.parent.name}-{path.name}"
             if f"{path.parent.name}/{path.name}".startswith(tuple(options.names) or ""):
+                if title != said:
+                    print(title)
+                    said = title
                 (options.out / name).write_text(make(path, group < SECURITY, options))
                 print(f"  {name}")
     return 0
