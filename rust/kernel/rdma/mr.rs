@@ -49,10 +49,7 @@ use crate::{
         self,
         SgBuf, //
     },
-    wc::{
-        self,
-        Wc, //
-    },
+    wc,
     wr, //
 };
 use core::cell::UnsafeCell;
@@ -315,31 +312,6 @@ impl FastRegMr {
         }
         claimed.end(state, generation);
         true
-    }
-
-    /// The invalidation was not posted or has failed.
-    ///
-    /// # Safety
-    ///
-    /// The state is an `S`.
-    unsafe fn set_registered<S: State>(&self) {
-        // SAFETY: The state is an `S`, as the caller promises.
-        unsafe { self.state::<S>() }.set_registered();
-    }
-
-    /// Makes the MR idle when its invalidation has completed and was successful. One that is
-    /// exclusive becomes idle in any case, so that the compiler makes one test of that in the
-    /// caller, which marks it registered, and in the handler.
-    ///
-    /// # Safety
-    ///
-    /// `S` is the state of the MR's region. `wc` is the completion, which this is called for once.
-    #[inline]
-    unsafe fn invalidated<S: State>(&self, wc: &Wc) {
-        if !S::SHARED || wc.result().is_ok() {
-            // SAFETY: `S` is the state of the MR's region, as the caller promises.
-            unsafe { self.state::<S>() }.set_idle();
-        }
     }
 }
 

@@ -446,7 +446,7 @@ impl<S: State> wr::Op for InvOp<S> {
             let cqe = &mut (*wr).__bindgen_anon_1.wr_cqe;
             let mr = &*cqe.cast_const().cast::<FastRegMr>();
             **cqe = (*mr.claimed.get()).user;
-            mr.set_registered::<S>();
+            mr.state::<S>().set_registered();
         }
     }
 }
@@ -487,8 +487,12 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     if !debug::is_active(user) {
         return debug::report(core::any::type_name::<T>());
     }
-    // SAFETY: The callback was made for the state of the MR's region, and is called once.
-    unsafe { mr.invalidated::<S>(wc) };
+    // One that is exclusive becomes idle in any case, and `failed` marks it registered: so the
+    // compiler tests the result once.
+    if !S::SHARED || wc.result().is_ok() {
+        // SAFETY: The callback was made for the state of the MR's region.
+        unsafe { mr.state::<S>() }.set_idle();
+    }
     if wc.result().is_err() {
         wc::unlikely();
         // SAFETY: `raw` is of such a request, which has failed, and its owner is not back. Both are
@@ -519,7 +523,7 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     // null `wc` may be written; otherwise `copy` is.
     unsafe {
         let (mr, user) = mr_and_owner(&*wc.cast::<Wc>());
-        mr.set_registered::<S>();
+        mr.state::<S>().set_registered();
         let wc = match cq.is_null() {
             // One that a caller has polled is borrowed.
             true => {
@@ -544,5 +548,8 @@ pub(crate) unsafe fn undo_invalidated(wc: &Wc) {
     // SAFETY: The handler was called by `done`, so the request has the address of an MR's first
     // field. What was its owner keeps that still. The state is `Exclusive`, as the caller promises,
     // which is the same word with and without `LENT`.
-    unsafe { (*wc.cqe().cast_const().cast::<FastRegMr>()).set_registered::<Exclusive>() };
+    unsafe {
+        let mr = &*wc.cqe().cast_const().cast::<FastRegMr>();
+        mr.state::<Exclusive>().set_registered();
+    }
 }
