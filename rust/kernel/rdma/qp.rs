@@ -207,7 +207,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     pub(crate) fn keep_table<T: OnEnd + 'static>(&self, table: T, _cx: &Sleepable) -> Result {
         let context = &self.inner.context;
         context.head.module.check_type::<T>()?;
-        context.kept.push(keep::Node::try_new(table)?);
+        context.kept.add(Some(keep::Node::try_new(table)?));
         Ok(())
     }
 
@@ -1006,8 +1006,8 @@ impl QpPriv {
             ending: drain::WaitTime::new(),
             destroyed: sync::SetOnce::new(),
             reg_lock <- new_spinlock_irq!((), "rdma::Qp::reg_lock"),
-            drain_list <- keep::KeepList::new(new_spinlock_irq!(None, "rdma::Qp::drain_list")),
-            kept <- keep::Tables::new(new_spinlock_irq!(None, "rdma::Qp::kept")),
+            drain_list <- keep::KeepList::new(),
+            kept <- keep::Tables::new(),
             looks_for_lost: Atomic::new(false),
             requests: sync::SetOnce::new(),
             transfers <- Transfers::new(prepared, dev.is_iwarp()),

@@ -7,7 +7,10 @@ use crate::{
     cqe::Queue,
     prelude::internal::*, //
 };
-use kernel::sync::SpinLockIrq;
+use kernel::{
+    new_spinlock_irq,
+    sync::SpinLockIrq, //
+};
 
 /// An owner that a QP keeps, and tells of its end. Threads that drain the QP or release its
 /// receives share it.
@@ -97,20 +100,19 @@ impl<K: ?Sized> Drop for Node<K> {
     }
 }
 
-/// The owners that a QP keeps, in no order. What is left when this is dropped is dropped: the QP is
-/// gone by then.
+/// The owners that a QP keeps, in no order. Those that are left are dropped with this, after the QP
+/// is destroyed.
 #[pin_data]
 pub(super) struct KeepList {
     #[pin]
-    head: Head,
+    head: SpinLockIrq<Option<KBox<Node>>>,
 }
 
-type Head = SpinLockIrq<Option<KBox<Node>>>;
-
 impl KeepList {
-    /// `head` is the lock of an empty list.
-    pub(super) fn new(head: impl PinInit<Head>) -> impl PinInit<Self> {
-        pin_init!(Self { head <- head })
+    pub(super) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            head <- new_spinlock_irq!(None, "rdma::Qp::keep_list"),
+        })
     }
 
     /// Keeps an owner, if there was memory for its node. Any context.
@@ -121,7 +123,7 @@ impl KeepList {
         }
     }
 
-    pub(super) fn push(&self, mut node: KBox<Node>) {
+    fn push(&self, mut node: KBox<Node>) {
         let mut head = self.head.lock();
         node.next = head.take();
         *head = Some(node);
@@ -148,9 +150,8 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// `head` is the lock of an empty list.
-    pub(super) fn new(head: impl PinInit<Head>) -> impl PinInit<Self> {
-        pin_init!(Self { list <- KeepList::new(head) })
+    pub(super) fn new() -> impl PinInit<Self> {
+        pin_init!(Self { list <- KeepList::new() })
     }
 
     /// As [`KeepList::add`].
@@ -158,11 +159,7 @@ impl Tables {
         self.list.add(node);
     }
 
-    pub(super) fn push(&self, node: KBox<Node>) {
-        self.list.push(node);
-    }
-
-    /// Returns the owners that there are now.
+    /// Returns the owners in the list.
     pub(super) fn iter(&self) -> impl Iterator<Item = &dyn OnEnd> + Clone {
         let first = self.list.head.lock().as_deref().map(NonNull::from);
         // SAFETY: By the type invariant the node stays in the list, which is borrowed, and a node
