@@ -340,13 +340,30 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64>(
     if !debug::deactivate(wc.cqe()) {
         return debug::report(core::any::type_name::<T>());
     }
-    // SAFETY: The request was posted with the address from `into_cqe`, and completes once: the
-    // driver's contract.
-    let this = unsafe { T::Pointer::from_cqe(wc.cqe()) };
+    // SAFETY: The request was posted with the address from `into_cqe`, and completes once, by the
+    // driver's contract. `cq` and `wc` are those of the call.
+    unsafe { call_handler::<T, ID>(wc.cqe(), cq, wc) };
+}
+
+/// Takes the owner of a completed request back and calls its handler.
+///
+/// # Safety
+///
+/// `cqe` comes from `into_cqe` of a `T::Pointer`, for its callback `ID`, and is taken back once.
+/// `wc` is the completion of the request, and `cq` what its `done` callback was called with.
+#[inline(always)]
+pub(crate) unsafe fn call_handler<T: CqeHandler<ID>, const ID: u64>(
+    cqe: *mut bindings::ib_cqe,
+    cq: *mut bindings::ib_cq,
+    wc: &Wc,
+) {
+    // SAFETY: `cqe` comes from `into_cqe` of this type and is taken back once, as the caller
+    // promises.
+    let owner = unsafe { T::Pointer::from_cqe(cqe) };
     // SAFETY: Posting checked that the completion queue is polled in a context that provides this
-    // one. `cq` is the CQ, or null if a caller has polled the completion.
+    // one (`Runs`). `cq` is the CQ, or null if a caller has polled the completion.
     let cx = unsafe { T::Needs::of_completion(cq, wc) };
-    T::done(this, wc, &cx);
+    T::done(owner, wc, &cx);
 }
 
 /// Has completions of a callback ignored that are polled from here on: they do not give the owner

@@ -4,8 +4,8 @@
 
 use crate::{
     cqe::{
-        CqeHandler,
-        CqePointer, //
+        self,
+        CqeHandler, //
     },
     debug,
     dma,
@@ -501,12 +501,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, S: State, const ID: u64>(
     }
     debug::deactivate(user);
     // SAFETY: The owner was given up as a `T` by its callback `ID`, and is taken back once, as the
-    // request completes once.
-    let owner = unsafe { T::Pointer::from_cqe(user) };
-    // SAFETY: Posting checked that the completion queue is polled in a context that provides this
-    // one. `cq` is the CQ, or null if a caller has polled the completion.
-    let cx = unsafe { T::Needs::of_completion(cq, wc) };
-    T::done(owner, wc, &cx);
+    // request completes once. `cq` and `wc` are those of the call.
+    unsafe { cqe::call_handler::<T, ID>(user, cq, wc) };
 }
 
 /// Marks the MR of a failed invalidation registered, and calls the callback of the owner.

@@ -82,12 +82,8 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
         }
     };
     // SAFETY: The owner was given up as a `T` by its callback `ID`, and is taken back once, as the
-    // request completes once.
-    let owner = unsafe { T::Pointer::from_cqe(user) };
-    // SAFETY: Posting checked that the completion queue is polled in a context that provides this
-    // one. `cq` is the CQ, or null if a caller has polled the completion.
-    let cx = unsafe { T::Needs::of_completion(cq, wc) };
-    T::done(owner, wc, &cx);
+    // request completes once. `cq` and `wc` are those of the call.
+    unsafe { cqe::call_handler::<T, ID>(user, cq, wc) };
 }
 
 /// Why a post has failed, and after how many requests. `None` if the driver did not say: the last
