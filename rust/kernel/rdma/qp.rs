@@ -424,9 +424,9 @@ impl RawInit<'_> {
 /// `pollers` are, and belongs to `pd`. Its context is `context`. If it is on an SRQ these CQs are
 /// the same, and not a direct one. `post_recv` is its driver's operation or, if it is on an SRQ,
 /// [`refuse_recv`].
-// What posts and handlers that post again read comes first: in an item, behind the count of
-// references, that is one cache line. With the rest the item would be 1 KiB of kmalloc, and these
-// lines of many QPs would have few sets of a cache.
+// Posts, and handlers that post again, read the first fields only: behind the count of references
+// these are one cache line. The others are apart, as with them the item would be 1 KiB of kmalloc,
+// so that these lines of many QPs would share few sets of a cache.
 #[repr(C)]
 pub(crate) struct Inner {
     pollers: (*const Wc, *const Wc),
@@ -583,26 +583,25 @@ impl Inner {
         Ok(())
     }
 
-    /// Ends what the device has lost, once the QP is destroyed, so that the device uses its memory
-    /// no more, and the pollers of the CQs have handled what they had polled before that. What is
-    /// kept has its own way where completions may be in an array. Fails with `ETIMEDOUT` while a
-    /// handler has not returned.
+    /// Completes the requests that the device has lost, once the QP is destroyed and the pollers of
+    /// its CQs have handled all that they had polled before: the device no longer uses the memory.
+    /// Requests whose completions may be in the array of a caller are left to that. Fails with
+    /// `ETIMEDOUT` while a handler has not returned.
     fn end_lost(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
-        let kept = &self.context.kept;
+        let (id, kept) = (self.context.head.id, &self.context.kept);
         let is_destroyed = self.context.destroyed.copy() == Some(Ok(()));
         let is_known = |queue| self.queue(queue).has_only_poller();
-        // What can be out of that which is kept are sends, and replies to them on the same CQ.
+        // Tables have sends out only, and replies to them on the same CQ.
         let is_kept = || is_known(Queue::Send) && kept.iter().any(|kept| kept.is_out());
         let requests = self.context.requests.as_ref();
         let slots = self.srq.as_ref().map(|srq| srq.slots());
         let queues = requests::Queues {
-            qp: self.context.head.id,
+            qp: id,
             send: is_known(Queue::Send),
             recv: is_known(Queue::Recv),
         };
-        let id = self.context.head.id;
-        // What is in an array is no longer noted. Where the CQ is shared, another module may be
-        // about to dispatch a completion.
+        // Completions in arrays are no longer noted. Where the CQ is shared, another module may be
+        // about to dispatch one.
         let is_noted = |queue| !self.queue(queue).is_shared();
         let is_posted = || {
             noted::is_any(id, is_noted)
@@ -616,27 +615,26 @@ impl Inner {
         if is_kept() {
             kept.iter().for_each(|kept| kept.ended());
         }
+        // SAFETY: The QP is destroyed, as just checked. Each `take_lost()` below returns callbacks
+        // of requests that were posted and have not completed, and each of them once.
+        let complete = |cqe, queue| unsafe { self.complete_lost(cqe, queue) };
         if let Some(list) = requests {
-            // SAFETY: The QP is destroyed, and the pollers of its CQs have handled what they had
-            // polled before that. One thread ends it.
-            unsafe { list.take_lost(queues, |cqe, queue| self.complete_lost(cqe, queue)) };
+            // SAFETY: As `settle()` has succeeded, the pollers have handled all that they had
+            // polled before the QP was destroyed. One thread ends the QP.
+            unsafe { list.take_lost(queues, complete) };
         }
         if let Some(slots) = slots {
             let mut slots = requests::all(slots);
-            // SAFETY: The QP is destroyed, and the pollers of its CQs have handled what they had
-            // polled before that. One thread ends it.
+            // SAFETY: As `settle()` has succeeded, the pollers have handled all that they had
+            // polled before the QP was destroyed. One thread ends the QP.
             while let Some((cqe, queue)) = unsafe { queues.take_lost(&mut slots) } {
-                // SAFETY: The QP is destroyed, and `take_lost` has returned the callback of a
-                // request that was posted and has not completed.
-                unsafe { self.complete_lost(cqe, queue) };
+                complete(cqe, queue);
             }
         }
-        // SAFETY: The QP is destroyed, and the pollers of these CQs have handled what they had
-        // polled before that.
+        // SAFETY: As `settle()` has succeeded, the pollers of these CQs have handled all that they
+        // had polled before the QP was destroyed.
         while let Some((cqe, queue)) = unsafe { noted::take_lost(id, is_noted) } {
-            // SAFETY: The QP is destroyed, and `take_lost` has returned the callback of a request
-            // that was posted and has not completed.
-            unsafe { self.complete_lost(cqe, queue) };
+            complete(cqe, queue);
         }
         Ok(())
     }
