@@ -17,9 +17,9 @@ pub(crate) use reg::undo_invalidated;
 pub use reg::{
     InvOp,
     InvWr,
+    PreparedReg,
     RegOp,
-    RegWr,
-    Registration, //
+    RegWr, //
 };
 use state::Lent;
 pub use state::{

@@ -186,7 +186,7 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
     }
 }
 
-type Posted<T> = Result<(), PostError<T>>;
+type PostResult<T> = Result<(), PostError<T>>;
 
 /// Posting moves the operation into the queue, or gives it back in the error: that of
 /// [`Qp::post_send`], and `EINVAL` if the range is empty or not inside of the buffer. Any context.
@@ -197,7 +197,7 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
         outcome: Outcome,
         qp: &Qp<impl Provides<Atomic>, impl PollContext>,
         wr: impl for<'a> FnOnce(&'a OpInner<C, D>) -> Result<SendWr<'a>>,
-    ) -> Posted<Self> {
+    ) -> PostResult<Self> {
         self.0.outcome = outcome;
         qp.post_send(self.0, wr).map_err(|e| e.map(Self))
     }
@@ -215,7 +215,7 @@ impl<C: Send + 'static, D: dma::Direction> Op<C, D> {
         pad: &Arc<Pad>,
         to: Remote,
         len: usize,
-    ) -> Posted<Self> {
+    ) -> PostResult<Self> {
         self.0.pad = Some(pad.clone());
         self.post_send(Outcome::Flush, qp, |op| {
             let pad = op.pad.as_ref().ok_or(EINVAL)?;
@@ -235,7 +235,7 @@ impl<C: Send + 'static, D: dma::DeviceReads> Op<C, D> {
         qp: &Qp<impl Provides<Atomic>, impl PollContext>,
         range: Range<usize>,
         to: Remote,
-    ) -> Posted<Self> {
+    ) -> PostResult<Self> {
         self.post_send(Outcome::Write, qp, |op| {
             Ok(SendWr::rdma_write([op.buf.sge(range)?], to))
         })
@@ -250,7 +250,7 @@ impl<C: Send + 'static, D: dma::DeviceReads> Op<C, D> {
         range: Range<usize>,
         to: Remote,
         imm: u32,
-    ) -> Posted<Self> {
+    ) -> PostResult<Self> {
         self.post_send(Outcome::Write, qp, |op| {
             Ok(SendWr::rdma_write([op.buf.sge(range)?], to).with_imm(imm))
         })
@@ -262,7 +262,7 @@ impl<C: Send + 'static, D: dma::DeviceReads> Op<C, D> {
         self,
         qp: &Qp<impl Provides<Atomic>, impl PollContext>,
         range: Range<usize>,
-    ) -> Posted<Self> {
+    ) -> PostResult<Self> {
         self.post_send(Outcome::Send, qp, |op| {
             Ok(SendWr::send([op.buf.sge(range)?]))
         })
@@ -275,7 +275,7 @@ impl<C: Send + 'static, D: dma::DeviceReads> Op<C, D> {
         qp: &Qp<impl Provides<Atomic>, impl PollContext>,
         range: Range<usize>,
         imm: u32,
-    ) -> Posted<Self> {
+    ) -> PostResult<Self> {
         self.post_send(Outcome::Send, qp, |op| {
             Ok(SendWr::send([op.buf.sge(range)?]).with_imm(imm))
         })
@@ -290,7 +290,7 @@ impl<C: Send + 'static, D: dma::DeviceWrites> Op<C, D> {
         qp: &Qp<impl Provides<Atomic>, impl PollContext>,
         range: Range<usize>,
         from: Remote,
-    ) -> Posted<Self> {
+    ) -> PostResult<Self> {
         self.post_send(Outcome::Read, qp, |op| {
             Ok(SendWr::rdma_read([op.buf.sge_mut(range)?], from))
         })
@@ -303,7 +303,7 @@ impl<C: Send + 'static, D: dma::DeviceWrites> Op<C, D> {
         mut self,
         qp: &Qp<impl PollContext, impl Provides<Atomic>>,
         range: Range<usize>,
-    ) -> Posted<Self> {
+    ) -> PostResult<Self> {
         self.0.outcome = Outcome::RECV;
         qp.post_recv(self.0, |op| Ok(RecvWr::new([op.buf.sge_mut(range)?])))
             .map_err(|e| e.map(Self))

@@ -38,7 +38,7 @@ pub(crate) fn place<T: cqe::HasCqe<ID>, const ID: u64>(
 }
 
 /// The requests of an array, whatever they are.
-pub(crate) trait Entries: Send + Sync {
+pub(crate) trait RequestArray: Send + Sync {
     /// Returns the address of a request, and its state; `None` if there are not so many.
     fn entry(&self, index: usize) -> Option<(*mut c_void, &State)>;
 }

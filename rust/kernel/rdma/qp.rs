@@ -38,8 +38,8 @@ pub use events::{
 };
 pub(crate) use keep::OnEnd;
 pub(crate) use prepared::{
-    Entry,
     PreparedCtx,
+    PreparedEntry,
     Unlisted, //
 };
 pub use requests::{

@@ -331,12 +331,12 @@ pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages>
 // to it.
 #[repr(C)]
 struct RawCtx {
-    inner: UnsafeCell<Inner>,
+    inner: UnsafeCell<CtxInner>,
     /// The callback of the last request.
     cqe: UnsafeCell<bindings::ib_cqe>,
     /// That in the list of the QP for which this was prepared last. The end of the QP does not use
     /// it.
-    entry: UnsafeCell<Option<Arc<qp::Entry>>>,
+    entry: UnsafeCell<Option<Arc<qp::PreparedEntry>>>,
     state: RwState,
     /// The length of the memory. It changes only while the context is borrowed exclusively.
     len: UnsafeCell<usize>,
@@ -349,7 +349,7 @@ struct RawCtx {
 /// From `first` on there are `count` entries of it: all, unless a part of the memory is
 /// transferred.
 #[repr(C)]
-struct Inner {
+struct CtxInner {
     /// C keeps addresses of its parts in it. First, as most C calls take its address.
     raw: Opaque<bindings::rdma_rw_ctx>,
     /// The callback of the owner of the transfer that is posted.
@@ -491,7 +491,7 @@ impl<D: dma::Direction, O: sg::SgOwner<D>> Ctx<D, O> {
     }
 }
 
-impl Inner {
+impl CtxInner {
     /// Returns the mapping of the transfer.
     ///
     /// # Safety
@@ -544,7 +544,7 @@ impl RawCtx {
         let this = memory.write(Self {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),
             state: RwState::new(),
-            inner: UnsafeCell::new(Inner {
+            inner: UnsafeCell::new(CtxInner {
                 user: ptr::null_mut(),
                 raw: Opaque::uninit(),
                 first: ptr::null_mut(),
@@ -687,7 +687,7 @@ impl RawCtx {
         if range.len() != len {
             // INVARIANT: The entries are some of the list.
             // SAFETY: This was claimed above, which keeps all others from `inner` and the list. By
-            // the invariant of `Inner` it is valid, as the memory is. The range is not empty and
+            // the invariant of `CtxInner` it is valid, as the memory is. The range is not empty and
             // inside of the memory, as just checked.
             unsafe {
                 let inner = &mut *self.inner.get();
@@ -739,7 +739,7 @@ impl RawCtx {
     ///
     /// The caller has claimed this.
     #[inline]
-    unsafe fn note(&self, posted: &post::Posted) {
+    unsafe fn note(&self, posted: &post::PostArgs) {
         // SAFETY: The caller has claimed this, which keeps all others from its fields.
         unsafe {
             (*self.inner.get()).user = posted.user;
@@ -867,7 +867,7 @@ impl RawCtx {
         }
         // SAFETY: The QP does not end while the caller has a reference. The context removes its
         // entry before it is freed.
-        *entry = Some(unsafe { qp::Entry::new(list, self) }?);
+        *entry = Some(unsafe { qp::PreparedEntry::new(list, self) }?);
         Ok(())
     }
 

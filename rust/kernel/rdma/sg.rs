@@ -59,9 +59,9 @@ impl<D: Direction> SgBuf<D> {
 }
 
 /// A table of its own, all of whose entries are used, and which is freed when this is dropped.
-struct Table(bindings::sg_table);
+struct OwnTable(bindings::sg_table);
 
-impl Table {
+impl OwnTable {
     fn sgl<D: Direction>(&self) -> Sgl<D> {
         Sgl::new(self.0.sgl, self.0.orig_nents)
     }
@@ -69,11 +69,11 @@ impl Table {
 
 // SAFETY: The entries are memory that may be freed from any thread, and nothing else has their
 // address.
-unsafe impl Send for Table {}
+unsafe impl Send for OwnTable {}
 // SAFETY: A shared reference gives no access to the table.
-unsafe impl Sync for Table {}
+unsafe impl Sync for OwnTable {}
 
-impl Drop for Table {
+impl Drop for OwnTable {
     fn drop(&mut self) {
         // SAFETY: The table is empty or was allocated by C, and is not used again.
         unsafe { bindings::sg_free_table(&raw mut self.0) };
@@ -89,7 +89,7 @@ pub struct Pages(KBox<PagesInner>);
 ///
 /// `table` lists `pages`, one entry each, `len` bytes in all: initialised, not in high memory.
 struct PagesInner {
-    table: Table,
+    table: OwnTable,
     pages: KVec<Page>,
     len: usize,
 }
@@ -109,7 +109,7 @@ impl Pages {
             raw.push_within_capacity(page.as_ptr())?;
             pages.push_within_capacity(page)?;
         }
-        let table = Table(bindings::sg_table::default());
+        let table = OwnTable(bindings::sg_table::default());
         let mut this = Self(KBox::new(PagesInner { table, pages, len }, GFP_KERNEL)?);
         // Every device can use entries of one page; an IOMMU may merge them.
         //
@@ -916,7 +916,7 @@ mod private {
 ///
 /// `table` describes the bytes of `owner`, which exists until this is dropped.
 pub struct SgList<T: private::Bytes> {
-    table: KBox<Table>,
+    table: KBox<OwnTable>,
     owner: ManuallyDrop<T>,
 }
 
@@ -924,7 +924,7 @@ impl<T: private::Bytes> SgList<T> {
     /// Describes the bytes of an owner (`sg_alloc_table_from_pages`). Fails with `ENOMEM`; `EINVAL`
     /// if there are no bytes, or no pages of them, as of the kernel's image on some architectures.
     pub fn new(owner: T, _cx: &Sleepable) -> Result<Self> {
-        let mut table = KBox::new(Table(bindings::sg_table::default()), GFP_KERNEL)?;
+        let mut table = KBox::new(OwnTable(bindings::sg_table::default()), GFP_KERNEL)?;
         let bytes = owner.bytes();
         if bytes.is_empty() {
             return Err(EINVAL);

@@ -367,7 +367,7 @@ impl SrqReservation {
     }
 
     /// Returns the slots of the SRQ.
-    pub(crate) fn slots(&self) -> &dyn posted::Entries {
+    pub(crate) fn slots(&self) -> &dyn posted::RequestArray {
         self.srq.slots.entries()
     }
 }
@@ -405,7 +405,7 @@ struct SlotInner<T> {
 }
 
 /// The slots of an SRQ, without their type.
-trait AnySlots: posted::Entries {
+trait AnySlots: posted::RequestArray {
     /// Posts all slots.
     ///
     /// # Safety
@@ -414,7 +414,7 @@ trait AnySlots: posted::Entries {
     unsafe fn post_all(&self, queue: NonNull<SlotQueue>) -> Result;
 
     /// Returns the slots as entries, whose states can be read.
-    fn entries(&self) -> &dyn posted::Entries;
+    fn entries(&self) -> &dyn posted::RequestArray;
 }
 
 /// All slots of an SRQ, side by side. Each is in a cell, as one that is posted or handed out is
@@ -474,12 +474,12 @@ impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
         Ok(())
     }
 
-    fn entries(&self) -> &dyn posted::Entries {
+    fn entries(&self) -> &dyn posted::RequestArray {
         self
     }
 }
 
-impl<T: Receive<N>, const N: usize> posted::Entries for Slots<T, N> {
+impl<T: Receive<N>, const N: usize> posted::RequestArray for Slots<T, N> {
     fn entry(&self, index: usize) -> Option<(*mut c_void, &posted::State)> {
         let memory = self.0.get(index)?.get();
         // SAFETY: By the type invariant the slot is valid while `self` is borrowed. Its state, of

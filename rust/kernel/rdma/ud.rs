@@ -183,7 +183,7 @@ impl<'a, const N: usize> UdWr<'a, N> {
     }
 }
 
-impl wr::Op for UdOp {
+impl wr::WrOp for UdOp {
     type Output = ();
     type Raw = bindings::ib_ud_wr;
     type Undo = ();

@@ -308,8 +308,8 @@ pub trait SendOp<F>: SendOpFor<F> {}
 impl<F, O: SendOpFor<F>> SendOp<F> for O {}
 
 pub(crate) use private::{
-    Op,
-    SendOpFor, //
+    SendOpFor,
+    WrOp, //
 };
 
 mod private {
@@ -319,10 +319,10 @@ mod private {
 
     /// The meaning of [`SendOp`], which no ULP can implement: `F` has no reference to what the
     /// completion of this operation may change in another thread.
-    pub trait SendOpFor<F>: Op {}
+    pub trait SendOpFor<F>: WrOp {}
 
     /// An operation of a send queue.
-    pub trait Op: Sized {
+    pub trait WrOp: Sized {
         /// The result of posting.
         type Output;
         /// The C request, which begins with a `struct ib_send_wr`.
@@ -337,7 +337,7 @@ mod private {
         /// # Safety
         ///
         /// The memory that the operation refers to lives until the request has completed. If it is
-        /// not posted, [`Op::undo`] is called before that.
+        /// not posted, [`WrOp::undo`] is called before that.
         unsafe fn prepare<const N: usize>(
             &mut self,
             sges: &[Sge<'_>; N],
@@ -348,7 +348,7 @@ mod private {
         ///
         /// # Safety
         ///
-        /// `to` is valid for writes, and [`Op::prepare`] has succeeded.
+        /// `to` is valid for writes, and [`WrOp::prepare`] has succeeded.
         unsafe fn write(self, to: *mut Self::Raw);
 
         /// Takes the lock under which the request is posted, if it needs that, and does what has to
@@ -356,7 +356,7 @@ mod private {
         ///
         /// # Safety
         ///
-        /// `undo` is from [`Op::prepare`] for the QP of `target`, and the request is about to be
+        /// `undo` is from [`WrOp::prepare`] for the QP of `target`, and the request is about to be
         /// posted.
         #[inline]
         unsafe fn lock<'t>(
@@ -371,7 +371,7 @@ mod private {
         /// # Safety
         ///
         /// `user` is from an owner of type `T`, by its callback `ID`, and `undo` from
-        /// [`Op::prepare`].
+        /// [`WrOp::prepare`].
         #[inline]
         unsafe fn callback<T: CqeHandler<ID>, const ID: u64>(
             _undo: &Self::Undo,
@@ -381,18 +381,21 @@ mod private {
         }
 
         /// Takes back what was prepared, and gives the request, which has the callback that
-        /// [`Op::callback`] has returned, that of its owner.
+        /// [`WrOp::callback`] has returned, that of its owner.
         ///
         /// # Safety
         ///
-        /// `undo` is from [`Op::prepare`], and the request, `wr`, was not posted.
+        /// `undo` is from [`WrOp::prepare`], and the request, `wr`, was not posted.
         #[inline]
         unsafe fn undo(_undo: Self::Undo, _wr: *mut bindings::ib_send_wr) {}
     }
 }
 
-/// A request that is prepared, and what [`Op::prepare`] has returned.
-type PreparedWr<O, const N: usize> = (SendWr<'static, N, O>, (<O as Op>::Output, <O as Op>::Undo));
+/// A request that is prepared, and what [`WrOp::prepare`] has returned.
+type PreparedWr<O, const N: usize> = (
+    SendWr<'static, N, O>,
+    (<O as WrOp>::Output, <O as WrOp>::Undo),
+);
 
 impl<'a, const N: usize, O> SendWr<'a, N, O> {
     /// Names the handler of the owner that the request completes to, by the `ID` of its
@@ -404,13 +407,13 @@ impl<'a, const N: usize, O> SendWr<'a, N, O> {
     }
 }
 
-impl<'a, const N: usize, O: Op, const ID: u64> SendWr<'a, N, O, ID> {
+impl<'a, const N: usize, O: WrOp, const ID: u64> SendWr<'a, N, O, ID> {
     /// Checks that the request is one for the QP of `target`, prepares what it changes, and erases
     /// the lifetime of what it refers to.
     ///
     /// # Safety
     ///
-    /// That lives until the request has completed. If it is not posted, [`Op::undo`] is called
+    /// That lives until the request has completed. If it is not posted, [`WrOp::undo`] is called
     /// before that.
     #[inline]
     pub(crate) unsafe fn prepare(self, target: &PostTarget) -> Result<PreparedWr<O, N>> {
@@ -459,7 +462,7 @@ pub struct RdmaOp {
 }
 
 impl<F> SendOpFor<F> for RdmaOp {}
-impl Op for RdmaOp {
+impl WrOp for RdmaOp {
     type Output = ();
     type Raw = bindings::ib_rdma_wr;
     type Undo = ();
@@ -615,7 +618,7 @@ pub struct AtomicOp {
 }
 
 impl<F> SendOpFor<F> for AtomicOp {}
-impl Op for AtomicOp {
+impl WrOp for AtomicOp {
     type Output = ();
     type Raw = bindings::ib_atomic_wr;
     type Undo = ();

@@ -80,7 +80,7 @@ impl Cq<Waited> {
             return Ok(Wait::Ready);
         }
         // Every completion from here on, and those that were not there to be missed, is an event.
-        let ready = |events: &mut Events| {
+        let ready = |events: &mut WaitEvents| {
             if events.completions != seen {
                 Some(Ok(Wait::Ready))
             } else if self.inner.has_failed() {
@@ -155,7 +155,7 @@ impl Cq<Waited> {
 }
 
 /// The events that a wait is for.
-pub(super) struct Events {
+pub(super) struct WaitEvents {
     /// The number of calls of `comp_handler`.
     completions: u32,
     /// Set when the device is being removed.
@@ -166,7 +166,7 @@ pub(super) struct Events {
 #[pin_data]
 pub(super) struct Waiting {
     #[pin]
-    pub(super) events: kernel::sync::SpinLockIrq<Events>,
+    pub(super) events: kernel::sync::SpinLockIrq<WaitEvents>,
     #[pin]
     pub(super) changed: kernel::sync::CondVar,
     index: removal::Index,
@@ -176,7 +176,7 @@ impl Waiting {
     pub(super) fn new() -> Result<Arc<Self>> {
         let init = pin_init!(Self {
             events <- kernel::new_spinlock_irq!(
-                Events {
+                WaitEvents {
                     completions: 0,
                     gone: false,
                 },

@@ -160,17 +160,17 @@ impl<'a, S: State> RegWr<'a, S> {
 }
 
 impl<F, S: State> wr::SendOpFor<F> for RegOp<S> {}
-impl<S: State> wr::Op for RegOp<S> {
+impl<S: State> wr::WrOp for RegOp<S> {
     type Output = Remote;
     type Raw = bindings::ib_reg_wr;
-    type Undo = Registration;
+    type Undo = PreparedReg;
 
     #[inline]
     unsafe fn prepare<const N: usize>(
         &mut self,
         _sges: &[wr::Sge<'_>; N],
         target: &wr::PostTarget,
-    ) -> Result<(Remote, Registration)> {
+    ) -> Result<(Remote, PreparedReg)> {
         // SAFETY: The region lives until the request has completed, as the caller promises.
         let mr = unsafe { self.mr.as_ref() };
         // SAFETY: By the type invariant the state of the region is an `S`.
@@ -206,7 +206,7 @@ impl<S: State> wr::Op for RegOp<S> {
         };
         // INVARIANT: The MR is prepared. `lock` or `Chain::post` commits that, or `undo` aborts it.
         let (mr, generation) = (self.mr, state.prepare());
-        Ok((remote, Registration { mr, generation }))
+        Ok((remote, PreparedReg { mr, generation }))
     }
 
     #[inline]
@@ -224,7 +224,7 @@ impl<S: State> wr::Op for RegOp<S> {
 
     #[inline]
     unsafe fn lock<'t>(
-        undo: &Registration,
+        undo: &PreparedReg,
         target: &'t wr::PostTarget,
     ) -> Option<SpinLockIrqGuard<'t, ()>> {
         S::SHARED.then(|| {
@@ -236,7 +236,7 @@ impl<S: State> wr::Op for RegOp<S> {
     }
 
     #[inline]
-    unsafe fn undo(undo: Registration, _wr: *mut bindings::ib_send_wr) {
+    unsafe fn undo(undo: PreparedReg, _wr: *mut bindings::ib_send_wr) {
         // SAFETY: The region is alive, and its registration was not posted, as the caller promises.
         unsafe { undo.abort() };
     }
@@ -248,12 +248,12 @@ impl<S: State> wr::Op for RegOp<S> {
 ///
 /// `generation` is from [`State::prepare`] of the state of `mr`: zero if that is exclusive.
 #[doc(hidden)]
-pub struct Registration {
+pub struct PreparedReg {
     mr: NonNull<FastRegMr>,
     generation: u64,
 }
 
-impl Registration {
+impl PreparedReg {
     /// Returns whether the state of the region is shared.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
@@ -374,7 +374,7 @@ impl<'a, S: State> InvWr<'a, S> {
 // owner's.
 impl<F: Send, const LENT: bool> wr::SendOpFor<F> for InvOp<Exclusive<LENT>> {}
 impl<F> wr::SendOpFor<F> for InvOp<Shared> {}
-impl<S: State> wr::Op for InvOp<S> {
+impl<S: State> wr::WrOp for InvOp<S> {
     type Output = ();
     type Raw = bindings::ib_send_wr;
     type Undo = NonNull<FastRegMr>;

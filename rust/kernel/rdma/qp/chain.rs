@@ -33,11 +33,11 @@ use kernel::sync::SpinLockIrqGuard;
 
 /// An operation that can be posted in a [`Chain`]: all but [`InvOp`](mr::InvOp), which completes to
 /// a callback of its own.
-pub trait ChainOp: wr::Op {
+pub trait ChainOp: wr::WrOp {
     /// Returns the registration of a region.
     #[doc(hidden)]
     #[inline]
-    fn registration(_undo: Self::Undo) -> Option<mr::Registration> {
+    fn registration(_undo: Self::Undo) -> Option<mr::PreparedReg> {
         None
     }
 }
@@ -47,7 +47,7 @@ impl ChainOp for wr::AtomicOp {}
 
 impl<S: mr::State> ChainOp for mr::RegOp<S> {
     #[inline]
-    fn registration(undo: mr::Registration) -> Option<mr::Registration> {
+    fn registration(undo: mr::PreparedReg) -> Option<mr::PreparedReg> {
         Some(undo)
     }
 }
@@ -71,13 +71,13 @@ union AnyWr {
 ///
 /// When the request is written and registers a region, so is `registration`.
 #[repr(C)]
-pub(crate) struct Slot<const SGES: usize> {
-    registration: MaybeUninit<mr::Registration>,
+pub(crate) struct WrSlot<const SGES: usize> {
+    registration: MaybeUninit<mr::PreparedReg>,
     wr: MaybeUninit<AnyWr>,
     sges: [MaybeUninit<bindings::ib_sge>; SGES],
 }
 
-impl<const SGES: usize> Slot<SGES> {
+impl<const SGES: usize> WrSlot<SGES> {
     #[inline]
     fn wr(&mut self) -> *mut bindings::ib_send_wr {
         self.wr.as_mut_ptr().cast()
@@ -91,8 +91,8 @@ impl<const SGES: usize> Slot<SGES> {
 ///
 /// The slots are valid, and the requests of the first `len` are written and linked, but for the end
 /// of the last.
-struct Links<const SGES: usize> {
-    slots: *mut Slot<SGES>,
+struct LinkedWrs<const SGES: usize> {
+    slots: *mut WrSlot<SGES>,
     len: usize,
 }
 
@@ -106,7 +106,7 @@ struct Links<const SGES: usize> {
 ///
 /// `links` has `LINKS` slots.
 pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1, const ID: u64 = 0> {
-    links: Links<SGES>,
+    links: LinkedWrs<SGES>,
     /// Set if there is an RDMA READ among them, or was one among those that were posted before.
     pub(crate) reads: bool,
     /// Set if one registers a shared region, so that all are posted under the lock of the QP.
@@ -118,14 +118,14 @@ pub struct Chain<'a, const LINKS: usize, const SGES: usize = 1, const ID: u64 = 
 
 /// A chain that the driver has refused, and its answer.
 pub(crate) struct Refused<'a, const SGES: usize> {
-    links: Links<SGES>,
+    links: LinkedWrs<SGES>,
     /// Held until what was not posted is taken back.
     _guard: Option<SpinLockIrqGuard<'a, ()>>,
     bad: *const bindings::ib_send_wr,
     ret: c_int,
 }
 
-impl<const SGES: usize> Links<SGES> {
+impl<const SGES: usize> LinkedWrs<SGES> {
     /// Returns request number `n`.
     ///
     /// # Safety
@@ -138,7 +138,7 @@ impl<const SGES: usize> Links<SGES> {
     }
 
     /// Calls `f` for the registrations from request number `from` on.
-    fn for_each_registration(&self, from: usize, f: impl Fn(&mr::Registration)) {
+    fn for_each_registration(&self, from: usize, f: impl Fn(&mr::PreparedReg)) {
         for n in from..self.len {
             // SAFETY: By the type invariant the slot is valid and its request is written. So is the
             // registration, if the request is one.
@@ -186,20 +186,20 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
     /// nor moved before the chain was posted or dropped.
     #[inline]
     pub(crate) unsafe fn make<T: 'a>(
-        slots: *mut [Slot<SGES>; LINKS],
+        slots: *mut [WrSlot<SGES>; LINKS],
         target: &'a wr::PostTarget,
         owner: *const T,
         make: impl FnOnce(&'a T, &mut Self) -> Result,
     ) -> Result<Self> {
         const {
             assert!(
-                size_of::<[Slot<SGES>; LINKS]>() <= 4096,
+                size_of::<[WrSlot<SGES>; LINKS]>() <= 4096,
                 "a chain takes at most 4 KiB of the stack: post several (`Qp::batch`)"
             )
         };
         // INVARIANT: There is no request yet.
         let mut chain = Self {
-            links: Links {
+            links: LinkedWrs {
                 slots: slots.cast(),
                 len: 0,
             },

@@ -129,9 +129,9 @@ impl KeepList {
         *head = Some(node);
     }
 
-    /// Takes all owners out. They go back unless [`Taken::release`] drops them.
-    pub(super) fn take(&self) -> Taken<'_> {
-        Taken {
+    /// Takes all owners out. They go back unless [`TakenOwners::release`] drops them.
+    pub(super) fn take(&self) -> TakenOwners<'_> {
+        TakenOwners {
             head: self.head.lock().take(),
             list: self,
         }
@@ -174,12 +174,12 @@ impl Tables {
 }
 
 /// Owners that were taken out of a [`KeepList`].
-pub(super) struct Taken<'a> {
+pub(super) struct TakenOwners<'a> {
     head: Option<KBox<Node>>,
     list: &'a KeepList,
 }
 
-impl Taken<'_> {
+impl TakenOwners<'_> {
     pub(super) fn is_empty(&self) -> bool {
         self.head.is_none()
     }
@@ -194,7 +194,7 @@ impl Taken<'_> {
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for TakenOwners<'_> {
     fn drop(&mut self) {
         while let Some(mut node) = self.head.take() {
             self.head = node.next.take();

@@ -63,8 +63,8 @@ fn take_callback(
 /// # Safety
 ///
 /// `wr` is valid, with an owner's callback, and `ret` is what [`post_one`](trace::Queue::post_one)
-/// has just returned for it, and not 0. `undo` is from [`Op::prepare`](wr::Op::prepare) of it.
-unsafe fn send_refused<O: wr::Op>(
+/// has just returned for it, and not 0. `undo` is from [`WrOp::prepare`](wr::WrOp::prepare) of it.
+unsafe fn send_refused<O: wr::WrOp>(
     wr: *mut bindings::ib_send_wr,
     ret: c_int,
     undo: O::Undo,
@@ -120,7 +120,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result<O::Output, PostError<P>>
     where
         P: CqePointer<ID>,
-        O: wr::Op,
+        O: wr::WrOp,
     {
         let target = &self.inner.target;
         if !owner.may_post_to(target.qp_id, cqe::Sealed(())) {

@@ -45,7 +45,7 @@ pub(crate) struct PreparedList {
 }
 
 struct Listed {
-    entries: List<Entry>,
+    entries: List<PreparedEntry>,
     /// Set once the QP has ended.
     is_closed: bool,
 }
@@ -57,7 +57,7 @@ struct Listed {
 /// While this is in `list`, `ctx` is valid, and only the QP's end, with the list locked, takes back
 /// what is prepared.
 #[pin_data]
-pub(crate) struct Entry {
+pub(crate) struct PreparedEntry {
     list: Arc<PreparedList>,
     ctx: NonNull<dyn PreparedCtx>,
     #[pin]
@@ -69,18 +69,18 @@ pub(crate) struct Entry {
 }
 
 // SAFETY: A context may be used from any thread, and the rest is `Send`.
-unsafe impl Send for Entry {}
+unsafe impl Send for PreparedEntry {}
 // SAFETY: A shared reference gives a context only with the list locked, and the rest is `Sync`.
-unsafe impl Sync for Entry {}
+unsafe impl Sync for PreparedEntry {}
 
 impl_list_arc_safe! {
-    impl ListArcSafe<0> for Entry {
+    impl ListArcSafe<0> for PreparedEntry {
         tracked_by tracker: AtomicTracker;
     }
 }
 
 impl_list_item! {
-    impl ListItem<0> for Entry {
+    impl ListItem<0> for PreparedEntry {
         using ListLinks { self.links };
     }
 }
@@ -113,9 +113,9 @@ impl PreparedList {
                 return;
             };
             entry.is_listed.store(false, Relaxed);
-            // SAFETY: The entry was in the list, which is still locked, so by the invariant of
-            // `Entry` the context is valid, and nobody else takes its transfer back. The QP is
-            // valid, as the caller promises.
+            // SAFETY: The entry was in the list, which is still locked, so by the type invariant the
+            // context is valid, and nobody else takes its transfer back. The QP is valid, as the
+            // caller promises.
             unsafe { entry.ctx.as_ref().take_back() };
             // With the lock held, as an entry that is listed is known to be so until it is dropped.
             drop(entry);
@@ -123,7 +123,7 @@ impl PreparedList {
     }
 }
 
-impl Entry {
+impl PreparedEntry {
     /// Makes the entry of a context in the list of a QP, and lists it.
     ///
     /// # Safety
@@ -204,13 +204,13 @@ impl Entry {
 /// # Invariants
 ///
 /// The entry was removed, and its context is borrowed exclusively for `'a`.
-pub(crate) struct Unlisted<'a>(&'a Arc<Entry>);
+pub(crate) struct Unlisted<'a>(&'a Arc<PreparedEntry>);
 
 impl<'a> Unlisted<'a> {
     /// # Safety
     ///
     /// The context of the entry is borrowed exclusively for `'a`.
-    pub(crate) unsafe fn new(entry: &'a Arc<Entry>) -> Self {
+    pub(crate) unsafe fn new(entry: &'a Arc<PreparedEntry>) -> Self {
         entry.remove();
         // INVARIANT: It was just removed, and the context is as the caller promises.
         Self(entry)

@@ -68,7 +68,7 @@ use crate::{
     posted::{
         place,
         Callback,
-        Entries,
+        RequestArray,
         State, //
     },
     prelude::internal::*,
@@ -114,7 +114,7 @@ unsafe impl<T: Send> Send for Array<T> {}
 // SAFETY: A shared array gives access to the states only.
 unsafe impl<T: Send> Sync for Array<T> {}
 
-impl<T: Send> Entries for Array<T> {
+impl<T: Send> RequestArray for Array<T> {
     fn entry(&self, index: usize) -> Option<(*mut c_void, &State)> {
         let entry = self.0.get(index)?;
         Some((entry.value.get().cast(), &entry.state))
@@ -125,7 +125,7 @@ impl<T: Send> Entries for Array<T> {
 type Item<'a> = (*mut c_void, &'a State);
 
 /// Returns the requests of an array.
-pub(super) fn all(entries: &dyn Entries) -> impl Iterator<Item = Item<'_>> {
+pub(super) fn all(entries: &dyn RequestArray) -> impl Iterator<Item = Item<'_>> {
     (0..).map_while(|index| entries.entry(index))
 }
 
@@ -135,7 +135,7 @@ pub(super) fn all(entries: &dyn Entries) -> impl Iterator<Item = Item<'_>> {
 ///
 /// While this is in the list of the QP, the array is valid.
 struct Run {
-    entries: NonNull<dyn Entries>,
+    entries: NonNull<dyn RequestArray>,
     range: ops::Range<usize>,
 }
 
@@ -276,14 +276,14 @@ impl Builder {
         Ok(())
     }
 
-    fn finish(self, entries: KBox<dyn Entries>) -> Result<deferred::Deferred<Inner>> {
+    fn finish(self, entries: KBox<dyn RequestArray>) -> Result<deferred::Deferred<ArrayInner>> {
         let reserved = deferred::Deferred::reserve()?;
         let object = self.device.ok_or(EINVAL)?.object(refs::Kind::Requests);
         let mut lists = KVec::with_capacity(self.parts.len(), GFP_KERNEL)?;
         for (_, list, _) in &self.parts {
             lists.push_within_capacity(list.clone())?;
         }
-        let inner = reserved.fill(Inner {
+        let inner = reserved.fill(ArrayInner {
             entries,
             lists,
             found_busy: Atomic::new(0),
@@ -291,7 +291,7 @@ impl Builder {
         });
         for (_, list, range) in self.parts {
             let entries = NonNull::from(&*inner.entries);
-            // INVARIANT: `Inner::teardown` takes this out before the array is freed.
+            // INVARIANT: `ArrayInner::teardown` takes this out before the array is freed.
             list.runs.lock().push(Run { entries, range }, GFP_KERNEL)?;
         }
         Ok(inner)
@@ -299,9 +299,9 @@ impl Builder {
 }
 
 /// An array, which is freed when there is no handle of it and all requests are idle.
-struct Inner {
+struct ArrayInner {
     // Dropped first, by code of the ULP, which may be gone when the object is dropped.
-    entries: KBox<dyn Entries>,
+    entries: KBox<dyn RequestArray>,
     /// Those of the QPs, to some of which it may have been added.
     lists: KVec<Arc<RequestList>>,
     /// The number of times that requests were found in use when there was no handle.
@@ -309,7 +309,7 @@ struct Inner {
     object: objects::Object,
 }
 
-impl deferred::Teardown for Inner {
+impl deferred::Teardown for ArrayInner {
     fn object(&self) -> Option<&objects::Object> {
         Some(&self.object)
     }
@@ -349,7 +349,7 @@ pub struct Requests<T> {
     first: NonNull<Entry<T>>,
     end: NonNull<Entry<T>>,
     next: NonNull<Entry<T>>,
-    _array: deferred::Deferred<Inner>,
+    _array: deferred::Deferred<ArrayInner>,
     _invariant: PhantomData<fn(T) -> T>,
 }
 

@@ -71,7 +71,7 @@ pub struct SendRing<P, const ID: u64 = 0> {
 }
 
 /// An owner that is in the ring.
-struct Entry<P> {
+struct RingEntry<P> {
     owner: P,
     /// Set if its last request is signaled, so that a completion will come for it.
     signaled: bool,
@@ -103,11 +103,11 @@ struct Ring<P, const ID: u64> {
     /// The number of owners at most.
     owners: u32,
     /// As many, up to a power of two.
-    entries: KVec<UnsafeCell<MaybeUninit<Entry<P>>>>,
+    entries: KVec<UnsafeCell<MaybeUninit<RingEntry<P>>>>,
 }
 
 impl<P, const ID: u64> Ring<P, ID> {
-    fn entry(&self, n: u32) -> *mut Entry<P> {
+    fn entry(&self, n: u32) -> *mut RingEntry<P> {
         let index = n as usize & (self.entries.len() - 1);
         // SAFETY: The number of entries is a power of two by the type invariant, so the mask brings
         // the index into their range.
@@ -120,7 +120,7 @@ impl<P, const ID: u64> Ring<P, ID> {
     ///
     /// The caller is the handler of the CQ, or the producer after a drain, or the keeper of a QP
     /// that is destroyed or was never posted to by this.
-    unsafe fn pop(&self) -> Option<Entry<P>> {
+    unsafe fn pop(&self) -> Option<RingEntry<P>> {
         let n = self.places.first()?;
         // SAFETY: The entry is in use, so it is initialised, and the caller may use it. It is not
         // in use after this.
@@ -186,7 +186,7 @@ unsafe extern "C" fn done<P: CqePointer<ID>, const ID: u64>(
     if ring.poller.is_at(wc) {
         let mut completed = 1 + ring.places.take_missed();
         // SAFETY: This is a handler of the CQ, which run one after the other.
-        while let Some(Entry { owner, signaled }) = unsafe { ring.pop() } {
+        while let Some(RingEntry { owner, signaled }) = unsafe { ring.pop() } {
             // SAFETY: Posting checked that the completion queue is polled in a context that
             // provides this one. `cq` is the CQ, or null if a caller has polled the completion.
             let cx = unsafe { <P::Target as CqeHandler<ID>>::Needs::of_completion(cq, wc) };
@@ -297,7 +297,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         chain.reads |= self.reads;
         let reads = chain.reads;
         // SAFETY: The producer has the place, which is free. Nobody reads it before `publish`.
-        unsafe { ring.entry(place).write(Entry { owner, signaled }) };
+        unsafe { ring.entry(place).write(RingEntry { owner, signaled }) };
         // INVARIANT: The entry is initialised.
         ring.places.publish(signaled);
         let tail = signaled.then(|| {

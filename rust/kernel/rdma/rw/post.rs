@@ -34,7 +34,7 @@ use crate::{
 
 /// The way in which a transfer is to be posted.
 #[derive(Clone, Copy)]
-pub(super) struct Posted {
+pub(super) struct PostArgs {
     /// The callback of the owner, which was given up.
     pub(super) user: *mut bindings::ib_cqe,
     /// The callback of the transfer.
@@ -225,7 +225,7 @@ unsafe fn begin(
     ctx: NonNull<RawCtx>,
     extents: Option<Extents>,
     qp: NonNull<bindings::ib_qp>,
-    posted: Posted,
+    posted: PostArgs,
 ) -> Result<(), Failed> {
     // SAFETY: The context exists until a request is posted, as the caller promises.
     let this = unsafe { ctx.as_ref() };
@@ -364,7 +364,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         let user = owner.into_cqe(cqe::Sealed(()));
         let begin = |extents| {
             let done = done::<P::Target, ID, false>;
-            let posted = Posted { user, done, then };
+            let posted = PostArgs { user, done, then };
             // SAFETY: The QP is valid. The owner keeps the context and the memory of `then`, which
             // `rw` has borrowed from it, and `then` is null or was just written. The owner is the
             // queue's until it completes, or is kept until the QP is drained below.
@@ -386,7 +386,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 // null or was just written.
                 Ok(_) => unsafe {
                     let (qp, done) = (target.raw, done::<P::Target, ID, true>);
-                    this.note(&Posted { user, done, then });
+                    this.note(&PostArgs { user, done, then });
                     match this.map(qp, (*qp.as_ptr()).port, remote, dir) {
                         Ok(()) => post(ctx, qp, this.requests(qp, then), user),
                         Err(error) => Err((error, Some(0))),
@@ -406,7 +406,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 // is null or was just written.
                 Ok(_) => unsafe {
                     let done = done::<P::Target, ID, false>;
-                    this.note(&Posted { user, done, then });
+                    this.note(&PostArgs { user, done, then });
                     post(ctx, target.raw, this.requests(target.raw, then), user)
                 },
                 Err(_) => begin(None),
