@@ -148,11 +148,11 @@ impl<C: PollContext> Cq<C> {
         to_result(unsafe { bindings::rdma_set_cq_moderation(cq, count, period_us) })
     }
 
-    /// Frees the CQ and waits for that (`ib_free_cq`). The handle is gone in any case. Fails with
-    /// `EBUSY` if there is another one, a QP uses the CQ, or a work item waits for its handlers
-    /// since [`Qp::release_recvs`](crate::qp::Qp::release_recvs) has failed: it is freed with the
-    /// last of them; with `EDEADLK` in a handler of the CQ: a work item frees it; with `EIO` if it
-    /// could not be destroyed: it is leaked, and was reported.
+    /// Frees the CQ and waits until that is done (`ib_free_cq`). The handle is consumed in any
+    /// case. Fails with `EBUSY` if there is another one, a QP uses the CQ, or a work item waits for
+    /// its handlers since [`Qp::release_recvs`](crate::qp::Qp::release_recvs) has failed: it is
+    /// freed with the last of them; with `EDEADLK` in a handler of the CQ: a work item frees it;
+    /// with `EIO` if it could not be destroyed: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         destroy(self.inner, cx)
     }
@@ -196,7 +196,7 @@ impl<C: PollContext> Cq<C> {
     }
 }
 
-/// The way in which a CQ is made, which decides on its end.
+/// The way in which a CQ was made, and is to be freed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Allocated,
@@ -216,7 +216,7 @@ fn make(
     _cx: &Sleepable,
 ) -> Result<Shared> {
     let max = dev.attrs().max_cqe;
-    // The core never ends its search of the pool for more than a CQ can have.
+    // For more entries than a CQ can have the core would search its pool for ever.
     if entries == 0 || entries > max {
         crate::pr_err_ratelimited!(
             "{dev}: a CQ of {entries} entries was asked for; 1 to {max} are possible\n"
@@ -383,7 +383,7 @@ impl<C: CorePolled + FixedContext> Cq<C> {
 #[repr(C)]
 pub(crate) struct Inner {
     pub(crate) raw: NonNull<bindings::ib_cq>,
-    /// For the holder of `poll_lock`; there if callers poll the CQ.
+    /// Used by the holder of `poll_lock`. `None` if the core polls the CQ.
     wcs: Option<KBox<UnsafeCell<Wcs>>>,
     poll_lock: PollLock,
     pub(crate) empties: Empties,
@@ -393,7 +393,7 @@ pub(crate) struct Inner {
     kind: Kind,
     free: FreeCqes,
     entries: u32,
-    /// There if the CQ can be waited for.
+    /// `None` unless the CQ can be waited for.
     waiting: Option<Arc<Waiting>>,
     pub(crate) dev: Device,
     // Dropped last: the ULP may be gone after that.
@@ -426,8 +426,8 @@ unsafe fn is_marker(cqe: *const bindings::ib_cqe) -> bool {
     (MARKERS.iter()).any(|marker| marker.load(atomic::Relaxed) == done)
 }
 
-/// While it lives, markers of drains that are polled into an array are handled at once: the holder
-/// of the array may keep what it has for long.
+/// While this lives, [`Cq::poll`] handles the markers of drains at once, as the caller may keep its
+/// array for long.
 pub(crate) struct MarkerWatch(Shared);
 
 impl MarkerWatch {
@@ -509,8 +509,8 @@ impl Inner {
         unsafe {
             match (*cq).poll_ctx {
                 Direct::RAW => true,
-                // A poller that has just made an end of its turn may find that it has missed
-                // something: by the end of the softirq it is scheduled again.
+                // A poller that has just ended its turn may find that it has missed a completion.
+                // It is scheduled again by the end of the softirq.
                 Softirq::RAW => {
                     let iop = (&raw const (*cq).__bindgen_anon_1.iop).cast::<bindings::irq_poll>();
                     let is_idle = || (&raw const (*iop).state).read_volatile() & SCHEDULED == 0;
@@ -524,9 +524,9 @@ impl Inner {
         }
     }
 
-    /// Waits until what the core's poller of the CQ has polled is handled, also where it goes on.
-    /// It may wait for a handler, so this is for a work item that nothing waits for. Does nothing
-    /// if callers poll the CQ.
+    /// Waits until the core's poller of the CQ has handled what it has polled, even if it
+    /// continues. As this may wait for a handler, it is for work items that nothing waits for. Does
+    /// nothing if callers poll the CQ.
     pub(crate) fn flush(&self, _cx: &Sleepable) {
         let cq = self.raw.as_ptr();
         // SAFETY: The CQ is valid while `self` lives, and the context selects the union's member.
@@ -619,7 +619,7 @@ impl workqueue::WorkItem for Flush {
     }
 }
 
-/// The poller of a CQ, for what may be there longer than the CQ.
+/// The poller of a CQ, for objects that may outlive the CQ.
 ///
 /// # Invariants
 ///

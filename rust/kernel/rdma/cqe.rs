@@ -197,7 +197,7 @@ pub unsafe trait CqePointer<const ID: u64>:
     unsafe fn from_ptr(ptr: *mut Self::Target) -> Self;
 
     /// Returns whether requests of the owner may be posted to this QP. Kernels without debug
-    /// assertions do not look.
+    /// assertions do not check.
     #[doc(hidden)]
     #[inline]
     fn may_post_to(&self, qp: QpId, _: Sealed) -> bool {
@@ -366,7 +366,7 @@ pub(crate) unsafe fn call_handler<T: CqeHandler<ID>, const ID: u64>(
     T::done(owner, wc, &cx);
 }
 
-/// Has completions of a callback ignored that are polled from here on: they do not give the owner
+/// Makes a callback ignore the completions that are polled from here on: they do not give the owner
 /// back.
 ///
 /// # Safety

@@ -6,8 +6,8 @@
 //! drop only queues the object; a work item of this module, which may sleep, destroys it. A queued
 //! object still has its reference to the device, so removal and unload wait for it.
 //!
-//! A QP can take long to be out of use: a handler of its CQ may sleep. It is not waited for in one
-//! go, which would keep a worker from other objects, but goes to the end of the queue again.
+//! A QP may be in use for long, as a handler of its CQ may sleep. The work item does not wait for
+//! it in one go, which would keep a worker from other objects, but queues it again.
 //!
 //! Destroying an object may wait for handlers of the ULP, and a workqueue runs a limited number of
 //! work items at a time. So each device of each client has a workqueue of its own, and each client
@@ -160,11 +160,12 @@ pub(crate) trait Teardown: Sized + Send + Sync + 'static {
 pub(crate) enum Waiter {
     /// A caller of [`Deferred::destroy`].
     Caller,
-    /// The work item, which other objects wait for: it waits for a moment.
+    /// The work item, which waits for a moment only, as other objects wait for it.
     WorkItem,
 }
 
-/// Reports an object that C could not destroy, by what it has returned: it is to be leaked.
+/// Returns the result of a C function that destroys an object. If that has failed, reports that the
+/// object is leaked, and fails with `EIO`.
 #[inline(never)]
 pub(crate) fn destroyed(object: fmt::Arguments<'_>, ret: c_int) -> Result {
     if ret == 0 {

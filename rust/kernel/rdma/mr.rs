@@ -60,7 +60,7 @@ use kernel::sync::SetOnce;
 /// list that has gaps between such pages is refused, and an MR has more pages than it needs.
 pub const PAGE_SIZE: usize = 4096;
 
-/// Memory that outlives its type, only to be dropped. ULPs get none: see [`Memory::keep`].
+/// Memory without its type, which can only be dropped. ULPs get none: see [`Memory::keep`].
 #[doc(hidden)]
 pub enum AnyMemory {
     Buf(dma::Mapped),
@@ -520,8 +520,8 @@ impl<D: dma::AnyDirection, M: Memory<D>> LentRegion<D, M> {
     /// Takes the memory out, if the region is idle and still has it. The region, which may be the
     /// owner's of a request that has not completed, is not registered again. Any context.
     ///
-    /// The memory of a region is in no request: those that register it and end that name its MR. So
-    /// a peer has its use only, until a proof has ended that.
+    /// Requests name the MR of a region, never its memory. So only peers can use the memory, until
+    /// the end of the registration is proved.
     ///
     /// # Examples
     ///

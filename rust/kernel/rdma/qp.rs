@@ -211,7 +211,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         Ok(())
     }
 
-    /// As [`Qp::keep_table`], for one of receives, which [`Qp::release_recvs`] lets go of.
+    /// As [`Qp::keep_table`], for a table of receives, which [`Qp::release_recvs`] releases.
     pub(crate) fn keep_recvs<T: OnEnd + 'static>(&self, table: T, cx: &Sleepable) -> Result {
         self.inner.reserve_flushes()?;
         self.keep_table(table, cx)
@@ -222,31 +222,32 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         self.inner.num()
     }
 
-    /// Moves the QP to the error state and waits until every request that was posted has completed
-    /// (`ib_drain_qp`) and its handler has returned, but for those of a direct CQ that another
-    /// thread, or a caller of this one, is processing. What they post meanwhile is flushed some
-    /// time: where the caller polls the CQ, a second drain waits for it.
+    /// Moves the QP to the error state and waits until all posted requests have completed
+    /// (`ib_drain_qp`) and their handlers have returned. Handlers of a direct CQ that another
+    /// thread, or a caller of this function, is processing are not waited for. What these post
+    /// meanwhile is flushed later; a second drain waits for it if the caller polls the CQ.
     ///
-    /// Nothing is known to be drained if it fails: with `EDEADLK` in a handler of the QP's CQs,
-    /// `EOVERFLOW` if a CQ has lost completions, `ETIMEDOUT` after a minute, as where a handler of
-    /// these CQs waits for the caller, or the driver's error; it may be tried again. Reports every
-    /// ten seconds say for what it waits. It fails with `EBUSY` if the send queue stays full of
-    /// requests that have no completions, which only the end of the QP gives back. It needs no
-    /// memory, unless one has failed before.
+    /// Fails with `EDEADLK` in a handler of the QP's CQs; `EOVERFLOW` if a CQ has lost completions;
+    /// `ETIMEDOUT` after a minute, for example if a handler of these CQs waits for the caller;
+    /// `EBUSY` if the send queue stays full of unsignaled requests, which only the end of the QP
+    /// gives back; or the driver's error. Requests may then still be outstanding, and the drain may
+    /// be repeated. Every ten seconds a message in the log states what it waits for. Allocates
+    /// nothing, unless an earlier drain has failed.
     pub fn drain(&self, cx: &Sleepable) -> Result {
         self.inner.drain_posted(cx)
     }
 
-    /// Has the receives of a [`RecvRing`] let go of the QP and of their connection without a drain:
-    /// for a QP that cannot be drained, as its device completes nothing. No message is received
-    /// from here on. The memory stays the device's until the QP is destroyed, which takes what a
-    /// device does not complete from it by a reset, a minute after the last handle is gone.
+    /// Makes the receives of a [`RecvRing`] drop their references to the QP and to their connection
+    /// without a drain, for a QP that cannot be drained because its device completes nothing. No
+    /// message is received after this. The device keeps the memory until the QP is destroyed: a
+    /// minute after the last handle is gone a reset ends the requests that the device does not
+    /// complete.
     ///
     /// Fails with `EDEADLK` in a handler of the QP's CQs; `EBUSY` if a message is
-    /// [kept](crate::session::Kept); with `ETIMEDOUT` after a minute, or `EOVERFLOW` at once if a
-    /// CQ has lost completions, as where a handler has not returned; with `EOPNOTSUPP` if
-    /// completions of the CQ were ever polled into a [`WcArray`](crate::cq::WcArray), or it is
-    /// [shared](crate::cq::Cq::pool_get). It may be called again. It needs no memory.
+    /// [kept](crate::session::Kept); `EOPNOTSUPP` if completions of the CQ were ever polled into a
+    /// [`WcArray`](crate::cq::WcArray), or it is [shared](crate::cq::Cq::pool_get). If a handler
+    /// does not return: with `ETIMEDOUT` after a minute, or `EOVERFLOW` at once if a CQ has lost
+    /// completions. May be called again. Allocates nothing.
     ///
     /// # Examples
     ///
@@ -263,15 +264,15 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         self.inner.release_recvs(cx)
     }
 
-    /// Drains and destroys the QP and waits for that, where dropping it leaves it to a work item.
-    /// The handle is gone in any case.
+    /// Drains and destroys the QP, and waits until that is done; a drop leaves it to a work item.
+    /// The handle is consumed in any case.
     ///
     /// Fails with `EBUSY` if there is another one: the QP is destroyed with the last of them; with
-    /// `EDEADLK` in a handler of the QP's CQs, and on iWARP in a callback of the
-    /// connection manager; with `ETIMEDOUT` after a minute, as where a handler of these CQs waits
-    /// for the caller; or with an error of the drain. A work item then goes on as long as it takes,
-    /// and reports every ten seconds say for what it waits. Fails with `EIO` if the driver has not
-    /// destroyed the QP: it is leaked, and was reported.
+    /// `EDEADLK` in a handler of the QP's CQs, and on iWARP in a callback of the connection
+    /// manager; with `ETIMEDOUT` after a minute, for example if a handler of these CQs waits for
+    /// the caller; or with an error of the drain. A work item then continues, with a message every
+    /// ten seconds that states what it waits for. Fails with `EIO` if the driver has not destroyed
+    /// the QP: it is leaked, and was reported.
     pub fn destroy(self, cx: &Sleepable) -> Result {
         destroy(self.inner, cx)
     }
@@ -313,8 +314,8 @@ impl<'a, S: PollContext, R: PollContext> InitAttr<'a, S, R> {
         self
     }
 
-    /// Tells `events` of the QP's events (`event_handler`), until the QP is destroyed. The creation
-    /// fails with `EPERM` if the PD is another module's.
+    /// Reports the QP's events to `events` (`event_handler`), until the QP is destroyed. The
+    /// creation fails with `EPERM` if the PD is another module's.
     pub fn events<T: Events>(mut self, events: Arc<T>) -> Self {
         self.init.events = Some((events, identity::address_of::<T>()));
         self
@@ -693,8 +694,8 @@ impl Inner {
         self.object.add_undrained(name);
     }
 
-    /// Allocates what the QP waits for the pollers of its CQs with, so that it needs no memory when
-    /// its device has failed.
+    /// Allocates the work items by which the QP waits for the pollers of its CQs, so that it needs
+    /// no memory when its device has failed.
     fn reserve_flushes(&self) -> Result {
         if self.context.flushes.as_ref().is_some() {
             return Ok(());
@@ -704,7 +705,7 @@ impl Inner {
             true => send.clone(),
             false => cq::Flush::new(&self.recv.cq)?,
         };
-        // A thread that finds them being set waits until they are. Memory reclaim may wait for a
+        // The lock makes a thread that finds them being set wait. Memory reclaim may wait for a
         // drain, which takes this lock, so nothing is allocated under it.
         let _locked = self.context.state.lock();
         self.context.flushes.populate([send, recv]);
@@ -776,8 +777,8 @@ impl Inner {
 }
 
 /// Returns how many sends and receives the driver lets be outstanding, given the sizes that it
-/// returned at creation. Some round up and say so only when asked; those that cannot be asked are
-/// taken to round up to a power of two.
+/// returned at creation. Some drivers round up and report that only in a query; those without
+/// queries are assumed to round up to a power of two.
 ///
 /// # Safety
 ///
@@ -958,7 +959,7 @@ struct QpPriv {
     /// Held while the QP is drained.
     #[pin]
     draining: sync::Mutex<drain::Draining>,
-    /// Those of the first drain, unless a CQ is shared.
+    /// The markers of the first drain, unless a CQ is shared.
     #[pin]
     markers: drain::Markers,
     /// The time for which the end of the QP has waited.

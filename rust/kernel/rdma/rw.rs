@@ -519,7 +519,7 @@ impl CtxInner {
         }
     }
 
-    /// Makes the list what it was before it was cut.
+    /// Restores the list as it was before it was cut.
     fn uncut(&mut self) {
         if self.ends.is_some() {
             self.restore();

@@ -959,7 +959,7 @@ impl<T: private::Bytes> Drop for SgList<T> {
 }
 
 // SAFETY: The list is an allocation of its own, and describes bytes that exist while this has a
-// reference to what has them. Nobody writes them, as it is shared, and no more does the device.
+// reference to what has them. Nobody writes them: they are shared, and the device only reads.
 unsafe impl<T> SgOwner<ToDevice> for SgList<Arc<T>>
 where
     T: Deref<Target = [u8]> + Send + Sync + 'static,

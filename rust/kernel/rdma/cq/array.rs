@@ -53,7 +53,8 @@ impl<const N: usize> WcArray<N> {
         }
     }
 
-    /// Returns an iterator that takes the completions. Those that it did not come to stay.
+    /// Returns an iterator that takes the completions. Those that it has not reached stay in the
+    /// array.
     ///
     /// # Examples
     ///

@@ -52,7 +52,7 @@ impl<T: Batched> Batch<T> {
         loop {
             // SAFETY: The item is valid, as the caller promises, while it is not in the list.
             unsafe { &*item }.next().0.store(first, Ordering::Relaxed);
-            // Release: what the caller did with the item has happened for who takes it.
+            // Release: it pairs with `take`, so that the caller's accesses to the item come first.
             let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
             // INVARIANT: As the caller promises.
             match self.0.compare_exchange(first, item, release, relaxed) {

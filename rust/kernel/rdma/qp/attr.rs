@@ -270,9 +270,9 @@ impl Caps {
 pub struct QpAttr {
     /// The state.
     pub state: State,
-    /// The number of the peer's QP, once the QP was told.
+    /// The number of the peer's QP, from [`State::Rtr`] on.
     pub dest_qp: u32,
-    /// The time that a peer which found no receive is to wait, once the QP was told.
+    /// The time that a peer which found no receive is to wait, from [`State::Rtr`] on.
     pub min_rnr_timer: RnrTimer,
     /// The sizes of the queues, the places of the crate's own requests included.
     pub caps: Caps,

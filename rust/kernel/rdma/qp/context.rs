@@ -195,14 +195,14 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// and that its context keeps. Does nothing if the QP has no context, or while another thread
     /// does this.
     ///
-    /// What is posted stays there, and its handlers find no context. It comes back at the end of
-    /// the QP, which takes what a device does not complete from it by a reset, a minute after the
-    /// last handle is gone. So what is posted must not keep the QP either.
+    /// Requests stay posted, and their handlers find no context. They come back at the end of the
+    /// QP, when a reset ends those that the device does not complete, a minute after the last
+    /// handle is gone. So their owners must not keep the QP either.
     ///
-    /// Fails with `EDEADLK` in a handler of the QP's CQs; with `ETIMEDOUT` after a minute, or
-    /// `EOVERFLOW` at once if a CQ has lost completions, as where a handler has not returned. The
-    /// reference is kept then, handlers no longer find it, and this may be called again. It needs
-    /// no memory.
+    /// Fails with `EDEADLK` in a handler of the QP's CQs; and if a handler does not return, with
+    /// `ETIMEDOUT` after a minute, or `EOVERFLOW` at once if a CQ has lost completions. The
+    /// reference is kept then, handlers no longer find it, and this may be called again. Allocates
+    /// nothing.
     ///
     /// # Examples
     ///

@@ -70,7 +70,7 @@ const PAUSE_US: u32 = 20;
 /// The number of completions that are processed before a pause.
 const BUDGET: u32 = 1024;
 
-/// A drain, by what it is for.
+/// The purpose of a drain.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Drain {
     /// Requests that were posted before.
@@ -157,7 +157,7 @@ impl Inner {
         end
     }
 
-    /// Has no marker wait in an array of a caller from here on.
+    /// Makes polls into arrays of callers handle markers at once.
     fn watch(&self) -> [cq::MarkerWatch; 2] {
         let markers: [unsafe extern "C" fn(_, _); 2] = [reached::<0>, reached::<1>];
         let markers = markers.map(|done| done as usize);
@@ -165,7 +165,7 @@ impl Inner {
     }
 
     /// Ends the requests of a QP whose device does not complete them: in the reset state it has
-    /// none. What it has completed is handled. Nobody can post to the QP.
+    /// none. Those that have completed are handled first. Nobody can post to the QP.
     fn forget_requests(&self, wait: &DrainWait<'_>, markers: Pin<&Markers>) -> Result {
         // A reset takes completions out of the CQs, too. The markers may be among those that the
         // pollers have just handled.
@@ -220,8 +220,8 @@ impl Inner {
         match wait.post(markers, Queue::Send) {
             Err(Unposted::Full) => full = true,
             Err(Unposted::Refused(e)) => {
-                // It posts an RDMA WRITE, and returns at once where that finds no room: then only
-                // what has a completion is known to come back.
+                // The driver's drain posts an RDMA WRITE, and returns at once if there is no room
+                // for it. Then only requests with completions of their own are known to have ended.
                 let needs_marker = is_ud || keeps || kept_needs(Queue::Send);
                 let drain = ops.drain_sq.filter(|_| !needs_marker);
                 let drain = drain.ok_or_else(|| wait.refused(e))?;
@@ -313,8 +313,8 @@ impl Inner {
 pub(super) enum End {
     /// All requests have completed.
     Drained,
-    /// The send queue stays full of requests that have no completion. What has one has completed,
-    /// and the handlers have returned.
+    /// The send queue stays full of requests that have no completion. All others have completed,
+    /// and their handlers have returned.
     Full,
 }
 
@@ -459,8 +459,8 @@ impl<'a> DrainWait<'a> {
         error
     }
 
-    /// Returns whether the device has failed, or has lost what it is waited for, by the error of a
-    /// drain. Handlers are waited for as long as it takes, and other errors may pass.
+    /// Returns whether a drain has failed with `error` because the device has failed or has lost
+    /// completions. Handlers are waited for without a limit, and other errors may pass.
     fn is_lost(&self, error: Error) -> bool {
         error == EOVERFLOW || self.is_refused.get() || self.is_late()
     }
@@ -553,7 +553,7 @@ impl<'a> DrainWait<'a> {
         // type invariant of `Inner`. The token proves that this may sleep.
         unsafe { drain(self.qp.raw().as_ptr()) };
         drop(guard);
-        // It may have found no room, and returned at once: the handlers have returned all the same.
+        // It may have found no room, and returned at once. The handlers have to return in any case.
         self.polled()
     }
 
@@ -590,9 +590,9 @@ impl<'a> DrainWait<'a> {
     /// Waits until the handlers that the core's pollers have begun have returned, also where a
     /// poller goes on with completions of other QPs.
     fn returned(&self) -> Result {
-        // What was written before is seen by handlers that are not waited for. This is for
-        // `work_busy()`, which looks without a barrier whether the poller's work item is queued;
-        // that of `queue_work()` is the other half.
+        // Handlers that are not waited for must see what was written before. `work_busy()` checks
+        // without a barrier whether the poller's work item is queued; the barrier in `queue_work()`
+        // pairs with this one.
         smp_mb(barrier::Full);
         for flush in self.qp.context.flushes.as_ref().into_iter().flatten() {
             if !flush.is_idle(self.cx) {
@@ -658,9 +658,10 @@ impl Inner {
         let wait = DrainWait::new(self, Drain::Posted, &waited, cx);
         // No driver is waited for.
         wait.helped.set(true);
-        // One look: what is added later is not ignored, and so not released.
+        // Read once: an owner that is added later is not ignored, so it must not be released.
         let (cq, kept) = (&self.recv.cq, self.context.kept.iter());
-        // Where callers poll, no handler runs while the lock is held, but of what is in arrays.
+        // If callers poll the CQ, no handler runs while the lock is held, except for completions in
+        // arrays.
         let guard = match cq.is_caller_polled() {
             true => Some(wait.until(|| cq.try_lock())?),
             false => None,
@@ -678,11 +679,11 @@ impl Inner {
         }
     }
 
-    /// Reports what a drain, or the end of the QP, has waited for since so many seconds.
+    /// Reports what a drain, or the end of the QP, has waited for, for `secs` seconds.
     pub(super) fn report_wait(&self, secs: u32, cx: &Sleepable) {
         let (dev, num) = (self.pd.device(), self.num);
         let (send, recv) = (&self.send.cq, &self.recv.cq);
-        let says = |cq: &cq::Inner| {
+        let report = |cq: &cq::Inner| {
             let polled = match cq.is_being_polled(cx) {
                 true => "a handler of which has not returned",
                 false => "which gets no completion of the drain",
@@ -692,9 +693,9 @@ impl Inner {
                 cq.num()
             );
         };
-        says(send);
+        report(send);
         if send != recv {
-            says(recv);
+            report(recv);
         }
         let transfers = self.context.transfers.count();
         if transfers > 0 {
@@ -703,8 +704,8 @@ impl Inner {
     }
 }
 
-/// Processes the completions of a CQ if callers poll it, and returns whether it has no more then.
-/// What fails here fails the drain when its time is over.
+/// Processes the completions of a CQ that callers poll, and returns whether it is empty then;
+/// `None` if the core polls it. A failure ends the drain when its time is over.
 fn process(cq: &cq::Inner) -> Option<bool> {
     if !cq.is_caller_polled() {
         return None;
@@ -735,13 +736,13 @@ pub(super) struct Draining {
     /// The index of the markers of this drain, or of the one before: the next takes them if they
     /// are free. That of the QP's own is 0, which is not used if a CQ is shared.
     at: usize,
-    /// Set if these are those of the last drain, which goes on with them.
+    /// Set if the markers are those of the last drain, which resumes with them.
     is_last: bool,
     /// Set if the last drain has taken the QP to the reset state.
     is_reset: bool,
     /// Set if a CQ is shared, so that other modules may be about to handle what they have polled.
     is_shared: bool,
-    /// There while a marker is out.
+    /// Set while a marker is out.
     watch: Option<[cq::MarkerWatch; 2]>,
 }
 

@@ -48,9 +48,9 @@ wc::named_values! {
 /// ```
 pub trait Events: Send + Sync + 'static {
     /// Something has happened to the QP of this number. Any context; events may come at the same
-    /// time, and the first before the creation of the QP returns. To [`Event::COMM_EST`] the answer
-    /// is [`Id::notify_established`](crate::cm::Id::notify_established). A work item that is
-    /// started here gets a reference by `Arc::from(self)`.
+    /// time, and the first before the creation of the QP returns. A handler answers
+    /// [`Event::COMM_EST`] by [`Id::notify_established`](crate::cm::Id::notify_established). A work
+    /// item that is started here gets a reference by `Arc::from(self)`.
     fn event(self: ArcBorrow<'_, Self>, event: Event, qp_num: u32, cx: &context::Atomic);
 }
 

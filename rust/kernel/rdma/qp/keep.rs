@@ -12,8 +12,8 @@ use kernel::{
     sync::SpinLockIrq, //
 };
 
-/// An owner that a QP keeps, and tells of its end. Threads that drain the QP or release its
-/// receives share it.
+/// An owner that a QP keeps, with callbacks for the end of the QP. Threads that drain the QP or
+/// release its receives share it.
 pub(crate) trait OnEnd: Send + Sync {
     /// The QP is about to be drained for the last time.
     fn closing(&self) {}
@@ -24,20 +24,21 @@ pub(crate) trait OnEnd: Send + Sync {
         false
     }
 
-    /// The QP was drained again: what was suspected is lost, and lets go of the QP.
+    /// The QP was drained again: the receives that were suspected are lost, and drop their
+    /// references to the QP.
     fn drained(&self) {}
 
-    /// The QP cannot be drained: receives that are out are not given back from here on.
+    /// The QP cannot be drained: completions of receives that are out are ignored from here on.
     fn ignore(&self) {}
 
-    /// The handlers that had begun have returned since [`OnEnd::ignore`]: the receives let go of
-    /// the QP. Returns `false` if one is kept, or about to be posted, and nothing was done.
+    /// The handlers that had begun before [`OnEnd::ignore`] have returned: the receives drop their
+    /// references to the QP. Does nothing and returns `false` if one is kept or about to be posted.
     fn release(&self) -> bool {
         true
     }
 
-    /// Returns whether a request of this queue is out that is given back when the QP was drained,
-    /// and not by a completion of its own: a marker has to be behind it.
+    /// Returns whether a request of this queue is out that has no completion of its own, and is
+    /// given back when the QP was drained: it needs a marker behind it.
     fn needs_marker(&self, _queue: Queue) -> bool {
         false
     }
@@ -52,7 +53,7 @@ pub(crate) trait OnEnd: Send + Sync {
     fn ended(&self) {}
 }
 
-/// An owner that is not told of the end.
+/// An owner without callbacks.
 struct Left<T> {
     _owner: T,
 }

@@ -113,9 +113,9 @@ impl PreparedList {
                 return;
             };
             entry.is_listed.store(false, Relaxed);
-            // SAFETY: The entry was in the list, which is still locked, so by the type invariant the
-            // context is valid, and nobody else takes its transfer back. The QP is valid, as the
-            // caller promises.
+            // SAFETY: The entry was in the list, which is still locked, so by the invariant of
+            // `PreparedEntry` the context is valid, and nobody else takes its transfer back. The QP
+            // is valid, as the caller promises.
             unsafe { entry.ctx.as_ref().take_back() };
             // With the lock held, as an entry that is listed is known to be so until it is dropped.
             drop(entry);

@@ -96,7 +96,7 @@ use kernel::{
     time, //
 };
 
-/// The number of QPs that an entry names: with debug assertions that which it belongs to.
+/// The number of QPs in an entry: with debug assertions, the one that it belongs to.
 const NAMED: usize = cfg!(debug_assertions) as usize;
 
 /// A request, and what belongs to it. The request is first: its address is that of both.
@@ -319,7 +319,7 @@ impl deferred::Teardown for ArrayInner {
             return Ok(());
         }
         if waiter == deferred::Waiter::WorkItem {
-            // Who keeps a request, or has it posted, may do so for long.
+            // A request may be kept, or posted, for long.
             let turns = self.found_busy.fetch_add(1, Relaxed).min(5);
             time::delay::fsleep(time::Delta::from_millis(20 << turns));
         }
@@ -337,8 +337,8 @@ impl deferred::Teardown for ArrayInner {
 
 /// An array of requests that QPs use again and again.
 ///
-/// If this is dropped, a work item frees the array when all requests are idle, for which it looks
-/// now and then: keep the array while its requests are used.
+/// If this is dropped, a work item checks now and then whether all requests are idle, and frees the
+/// array when they are: keep the array while its requests are used.
 ///
 /// # Invariants
 ///
@@ -456,8 +456,8 @@ impl<T> Requests<T> {
         unsafe { self.hold(self.first.add(index)) }
     }
 
-    /// Takes a request that is idle, if there is one: the one behind that which was taken last, or
-    /// the first after it. Any context.
+    /// Takes the next request that is idle, if there is one, from the one behind that which was
+    /// taken last. Any context.
     #[inline]
     pub fn take(&mut self) -> Option<Taken<T>> {
         let from = self.next;
@@ -550,7 +550,8 @@ impl<T> Iterator for Idle<'_, T> {
 /// Dropping it, in any context, makes the request idle.
 ///
 /// It is posted to the QP that the request belongs to. In kernels with debug assertions another QP
-/// refuses it with `EINVAL`; in others its completion is not found there if the device loses it.
+/// refuses it with `EINVAL`; in others the end of that QP does not find the request if the device
+/// loses it.
 ///
 /// # Invariants
 ///

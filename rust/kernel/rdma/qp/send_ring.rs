@@ -130,7 +130,7 @@ impl<P, const ID: u64> Ring<P, ID> {
     }
 }
 
-/// A counted reference to a ring, of a request or of who keeps it (`OF`).
+/// A counted reference to a ring, of a request or a keeper (`OF`).
 ///
 /// # Invariants
 ///

@@ -14,15 +14,15 @@ use kernel::sync::atomic::{
     Relaxed, //
 };
 
-/// The transfers of a QP, which is destroyed when none is left: `rdma_rw_ctx_destroy` needs the QP,
-/// and is called in the handler of the transfer. A drain proves that all requests have completed,
-/// not that all handlers have begun: those of a direct CQ, or of one that the drain of an SRQ
-/// polls, may still be waiting with another thread.
+/// A count of transfers, which keep the QP: `rdma_rw_ctx_destroy` needs it, and is called in the
+/// handler of the transfer. A drain proves that all requests have completed, not that all handlers
+/// have begun: those of a direct CQ, or of one that the drain of an SRQ polls, may still be waiting
+/// with another thread.
 #[pin_data]
 pub(crate) struct Transfers {
     /// The transfers that use the QP, and the QP itself.
     users: Users,
-    /// Set when the QP itself is counted no more.
+    /// Set when the QP itself is no longer counted.
     is_ending: Atomic<bool>,
     /// Completed by the last transfer once [`Transfers::wait`] was called.
     #[pin]
