@@ -107,10 +107,10 @@ impl Module {
     pub(crate) fn check(self, code: usize) -> Result {
         // SAFETY: By the type invariant the module is loaded, or null, and so are those that it
         // uses. The helper only compares.
-        match unsafe { bindings::rdma_helper_is_code_of(code, self.0) } {
-            true => Ok(()),
-            false => Err(EPERM),
+        if !unsafe { bindings::rdma_helper_is_code_of(code, self.0) } {
+            return Err(EPERM);
         }
+        Ok(())
     }
 
     /// Fails as [`Module::check`], for the module that this is compiled into, as is the code that

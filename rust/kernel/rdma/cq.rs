@@ -96,9 +96,10 @@ impl<C: PollContext> Clone for Cq<C> {
 }
 
 impl<C: FixedContext> Cq<C> {
-    const KIND: Kind = match C::WAITED {
-        true => Kind::Created,
-        false => Kind::Allocated,
+    const KIND: Kind = if C::WAITED {
+        Kind::Created
+    } else {
+        Kind::Allocated
     };
 
     /// Allocates a CQ with at least `entries` entries on completion vector `vector`
@@ -703,10 +704,10 @@ impl PollGuard<'_> {
         match usize::try_from(n) {
             Ok(0) => {
                 self.cq.empties.found();
-                match self.cq.has_failed() {
-                    true => Err(EOVERFLOW),
-                    false => Ok(0),
+                if self.cq.has_failed() {
+                    return Err(EOVERFLOW);
                 }
+                Ok(0)
             }
             Ok(n) => Ok(n),
             Err(_) => Err(Error::from_errno(n)),

@@ -603,11 +603,8 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     /// Returns the memory, if it was not taken out.
     #[inline]
     fn memory(&self) -> Option<&M> {
-        match self.state().is_taken() {
-            true => None,
-            // SAFETY: By the type invariant the memory exists unless it was taken out.
-            false => Some(unsafe { self.memory.assume_init_ref() }),
-        }
+        // SAFETY: By the type invariant the memory exists unless it was taken out.
+        (!self.state().is_taken()).then(|| unsafe { self.memory.assume_init_ref() })
     }
 
     /// Gives the MR and the memory back, or the region if it may be registered. Any context.

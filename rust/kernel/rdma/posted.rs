@@ -31,9 +31,10 @@ pub(crate) fn place<T: cqe::HasCqe<ID>, const ID: u64>(
         offset
     };
     // Known to the compiler, unless the operation has a callback of its own.
-    match owner.wrapping_byte_add(offset).cast() == callback {
-        true => Callback::At(offset),
-        false => Callback::Elsewhere(callback),
+    if owner.wrapping_byte_add(offset).cast() == callback {
+        Callback::At(offset)
+    } else {
+        Callback::Elsewhere(callback)
     }
 }
 

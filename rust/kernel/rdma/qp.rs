@@ -701,9 +701,10 @@ impl Inner {
             return Ok(());
         }
         let send = cq::Flush::new(&self.send.cq)?;
-        let recv = match self.send.cq == self.recv.cq {
-            true => send.clone(),
-            false => cq::Flush::new(&self.recv.cq)?,
+        let recv = if self.send.cq == self.recv.cq {
+            send.clone()
+        } else {
+            cq::Flush::new(&self.recv.cq)?
         };
         // The lock makes a thread that finds them being set wait. Memory reclaim may wait for a
         // drain, which takes this lock, so nothing is allocated under it.

@@ -466,10 +466,10 @@ impl<D: dma::Direction, O: sg::SgOwner<D>> Ctx<D, O> {
     /// Returns the length of the memory, in bytes: zero if there is none.
     #[expect(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        match self.raw.state.is_empty() {
-            true => 0,
-            false => self.raw.len(),
+        if self.raw.state.is_empty() {
+            return 0;
         }
+        self.raw.len()
     }
 
     /// Unmaps the memory of a transfer that was prepared and is not to be posted
@@ -513,9 +513,10 @@ impl CtxInner {
 
     /// Returns the state in which no transfer has this. The list is not cut.
     fn idle(&self) -> usize {
-        match self.count as usize <= FEW_ENTRIES {
-            true => RwState::IDLE,
-            false => RwState::LARGE,
+        if self.count as usize <= FEW_ENTRIES {
+            RwState::IDLE
+        } else {
+            RwState::LARGE
         }
     }
 
@@ -717,9 +718,10 @@ impl RawCtx {
         let at = qp.as_ptr() as usize;
         let stale = at | RwState::PREPARED | RwState::STALE;
         // INVARIANT: If it is prepared, the caller has this for itself from here on.
-        let claimed = match state == stale {
-            true => self.state.claim(stale, at),
-            false => Err(state),
+        let claimed = if state == stale {
+            self.state.claim(stale, at)
+        } else {
+            Err(state)
         };
         match claimed {
             Ok(_) => {

@@ -559,10 +559,10 @@ impl<O: SgOwner<OneWay>> SgMap<O, OneWay> {
     /// `EACCES` if the device writes the memory.
     #[inline]
     pub fn append_to<'a, const N: usize>(&'a self, list: &mut SgeList<Sge<'a>, N>) -> Result {
-        match self.is_to_device() {
-            true => self.list.append_to(&mut list.sges, &mut list.len),
-            false => Err(EACCES),
+        if !self.is_to_device() {
+            return Err(EACCES);
         }
+        self.list.append_to(&mut list.sges, &mut list.len)
     }
 
     /// Returns whether the device reads the memory, so that it does not write it.

@@ -163,9 +163,10 @@ macro_rules! queue {
                 unsafe {
                     traced!(
                         $tracepoint,
-                        match noted {
-                            true => $noted(queue, first, bad),
-                            false => bindings::$traced(queue, first, bad),
+                        if noted {
+                            $noted(queue, first, bad)
+                        } else {
+                            bindings::$traced(queue, first, bad)
                         },
                         post(queue, first, bad)
                     )

@@ -195,10 +195,10 @@ impl wr::WrOp for UdOp {
         target: &wr::PostTarget,
     ) -> Result<((), ())> {
         // SAFETY: The address handle lives until the request has completed, as the caller promises.
-        match unsafe { self.ah.as_ref() }.pd == target.pd {
-            true => Ok(((), ())),
-            false => Err(EINVAL),
+        if unsafe { self.ah.as_ref() }.pd != target.pd {
+            return Err(EINVAL);
         }
+        Ok(((), ()))
     }
 
     #[inline]

@@ -210,9 +210,10 @@ impl PostTarget {
             pd: pd.id(),
             qp_id,
             iwarp,
-            rw_idle: match is_checked || port == 0 {
-                true => RwState::NEVER,
-                false => RwState::IDLE,
+            rw_idle: if is_checked || port == 0 {
+                RwState::NEVER
+            } else {
+                RwState::IDLE
             },
         }
     }

@@ -130,9 +130,10 @@ impl<'a, S: State> RegWr<'a, S> {
         O: sg::SgOwner<dma::OneWay>,
     {
         // Without the memory it is refused.
-        let access = match region.memory().is_some_and(sg::SgMap::is_to_device) {
-            true => REMOTE_READ,
-            false => LOCAL_WRITE | REMOTE_WRITE,
+        let access = if region.memory().is_some_and(sg::SgMap::is_to_device) {
+            REMOTE_READ
+        } else {
+            LOCAL_WRITE | REMOTE_WRITE
         };
         Self::reg(region, access)
     }
@@ -520,14 +521,13 @@ unsafe fn failed<S: State>(cq: *mut bindings::ib_cq, wc: *mut bindings::ib_wc) {
     unsafe {
         let (mr, user) = mr_and_owner(&*wc.cast::<Wc>());
         mr.state::<S>().set_registered();
-        let wc = match cq.is_null() {
+        let wc = if cq.is_null() {
             // One that a caller has polled is borrowed.
-            true => {
-                copy.as_mut_ptr().copy_from_nonoverlapping(wc, 1);
-                copy.as_mut_ptr()
-            }
+            copy.as_mut_ptr().copy_from_nonoverlapping(wc, 1);
+            copy.as_mut_ptr()
+        } else {
             // A `HandlerCell` knows it by its address.
-            false => wc,
+            wc
         };
         (*wc).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(user);
         (*user).done.unwrap_unchecked()(cq, wc);

@@ -149,10 +149,7 @@ pub enum Attr {
 
 /// Returns a value that its field and the device can take. Fails with `EINVAL` if it is larger.
 fn at_most<T: Copy + Into<u32>>(max: u32, value: T) -> Result<T> {
-    match value.into() <= max {
-        true => Ok(value),
-        false => Err(EINVAL),
-    }
+    (value.into() <= max).then_some(value).ok_or(EINVAL)
 }
 
 impl Attr {

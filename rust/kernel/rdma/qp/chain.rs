@@ -371,9 +371,10 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
         // that, and what the requests are made of is kept, as the caller promises. By the type
         // invariant they are written and linked; one that is alone has no successor.
         let ret = unsafe {
-            match const { LINKS == 1 } {
-                true => trace::Queue::post_one(target.post_send, qp, first, noted),
-                false => trace::Queue::post(target.post_send, qp, first, &mut bad, noted),
+            if const { LINKS == 1 } {
+                trace::Queue::post_one(target.post_send, qp, first, noted)
+            } else {
+                trace::Queue::post(target.post_send, qp, first, &mut bad, noted)
             }
         };
         if ret == 0 {

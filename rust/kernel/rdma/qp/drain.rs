@@ -92,9 +92,10 @@ impl Inner {
         }
         let this_one = WaitTime::new();
         let is_last = drain != Drain::Posted;
-        let waited = match is_last {
-            true => &self.context.ending,
-            false => &this_one,
+        let waited = if is_last {
+            &self.context.ending
+        } else {
+            &this_one
         };
         let wait = DrainWait::new(self, drain, waited, cx);
         // The queues and the CQs have room for one marker each, and another drain may have the
@@ -118,11 +119,8 @@ impl Inner {
         let qp = self.raw().as_ptr();
         // SAFETY: By the type invariant the QP is valid.
         let began = unsafe { bindings::rdma_helper_trace_drain_begin(qp) };
-        let end = match resumed {
-            true => wait.wait(markers),
-            false => Ok(()),
-        };
-        let end = end.and_then(|()| self.flush(&wait, markers, is_last, !drain_list.is_empty()));
+        let waited = if resumed { wait.wait(markers) } else { Ok(()) };
+        let end = waited.and_then(|()| self.flush(&wait, markers, is_last, !drain_list.is_empty()));
         let end = match end {
             Err(e) if is_last && wait.is_lost(e) => match self.forget_requests(&wait, markers) {
                 Ok(()) => {
@@ -411,6 +409,12 @@ impl<'a> DrainWait<'a> {
         }
     }
 
+    /// Takes the poll lock of a CQ if callers poll it. Fails if no time is left.
+    fn lock<'c>(&self, cq: &'c cq::Inner) -> Result<Option<cq::PollGuard<'c>>> {
+        let is_polled = cq.is_caller_polled();
+        is_polled.then(|| self.until(|| cq.try_lock())).transpose()
+    }
+
     /// Polls, and pauses until it is worth another look. Fails if no time is left.
     #[inline(never)]
     fn pause(&self, us: &mut u32) -> Result {
@@ -545,10 +549,7 @@ impl<'a> DrainWait<'a> {
         drain: unsafe extern "C" fn(*mut bindings::ib_qp),
         cq: &cq::Inner,
     ) -> Result {
-        let guard = match cq.is_caller_polled() {
-            true => Some(self.until(|| cq.try_lock())?),
-            false => None,
-        };
+        let guard = self.lock(cq)?;
         // SAFETY: `drain` is for a queue of this QP, as the caller promises, which is valid by the
         // type invariant of `Inner`. The token proves that this may sleep.
         unsafe { drain(self.qp.raw().as_ptr()) };
@@ -581,10 +582,10 @@ impl<'a> DrainWait<'a> {
         };
         let (send, recv) = (&self.qp.send.cq, &self.qp.recv.cq);
         wait_for(send)?;
-        match send == recv {
-            true => Ok(()),
-            false => wait_for(recv),
+        if send != recv {
+            wait_for(recv)?;
         }
+        Ok(())
     }
 
     /// Waits until the handlers that the core's pollers have begun have returned, also where a
@@ -635,7 +636,7 @@ impl Inner {
         settled
     }
 
-    /// Waits until the handlers that had begun have returned, whatever is posted, but those where
+    /// Waits until the handlers that had begun have returned, whatever is posted, except where
     /// callers poll. The caller has called [`Inner::reserve_flushes`]. Fails with `EDEADLK` in one
     /// of them, and as a drain whose time is over.
     pub(super) fn handlers_returned(&self, cx: &Sleepable) -> Result {
@@ -662,10 +663,7 @@ impl Inner {
         let (cq, kept) = (&self.recv.cq, self.context.kept.iter());
         // If callers poll the CQ, no handler runs while the lock is held, except for completions in
         // arrays.
-        let guard = match cq.is_caller_polled() {
-            true => Some(wait.until(|| cq.try_lock())?),
-            false => None,
-        };
+        let guard = wait.lock(cq)?;
         if !cq.has_only_poller() {
             return Err(EOPNOTSUPP);
         }
@@ -684,9 +682,10 @@ impl Inner {
         let (dev, num) = (self.pd.device(), self.num);
         let (send, recv) = (&self.send.cq, &self.recv.cq);
         let report = |cq: &cq::Inner| {
-            let polled = match cq.is_being_polled(cx) {
-                true => "a handler of which has not returned",
-                false => "which gets no completion of the drain",
+            let polled = if cq.is_being_polled(cx) {
+                "a handler of which has not returned"
+            } else {
+                "which gets no completion of the drain"
             };
             pr_warn!(
                 "{dev}: QP {num} has waited {secs} s to be drained: for CQ {}, {polled}\n",

@@ -83,9 +83,10 @@ unsafe fn send_refused<O: wr::WrOp>(
 /// Reports a driver that has failed and did not name a request.
 #[inline(never)]
 pub(crate) fn unnamed() {
-    let owner = match noted::is_on() {
-        true => "stays until the end of the QP",
-        false => "is leaked",
+    let owner = if noted::is_on() {
+        "stays until the end of the QP"
+    } else {
+        "is leaked"
     };
     pr_err!("a driver did not say which request it refused: the owner {owner}\n");
 }

@@ -57,9 +57,10 @@ impl Transfers {
     /// is given, which the caller then need not save.
     #[inline]
     pub(crate) fn end(&self, user: *mut bindings::ib_cqe) -> *mut bindings::ib_cqe {
-        match self.users.put() {
-            true => self.ended(user),
-            false => user,
+        if self.users.put() {
+            self.ended(user)
+        } else {
+            user
         }
     }
 
@@ -78,10 +79,10 @@ impl Transfers {
             deferred::Waiter::Caller => 60_000,
             deferred::Waiter::WorkItem => 50,
         };
-        match self.ended.wait_timeout(ms, cx) {
-            true => Ok(()),
-            false => Err(ETIMEDOUT),
+        if !self.ended.wait_timeout(ms, cx) {
+            return Err(ETIMEDOUT);
         }
+        Ok(())
     }
 
     /// Returns the number of transfers, for a message.

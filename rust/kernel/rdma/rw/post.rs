@@ -72,13 +72,12 @@ unsafe extern "C" fn done<T: CqeHandler<ID>, const ID: u64, const ALL: bool>(
     // SAFETY: This is the last request, so none is outstanding. The completion has the context,
     // and its callback is that of the way in which it was begun.
     let user = unsafe {
-        match ALL {
-            true => RawCtx::end(wc),
-            false => {
-                let user = (*ctx().inner.get()).user;
-                ctx().finish(wc.result().is_ok());
-                user
-            }
+        if ALL {
+            RawCtx::end(wc)
+        } else {
+            let user = (*ctx().inner.get()).user;
+            ctx().finish(wc.result().is_ok());
+            user
         }
     };
     // SAFETY: The owner was given up as a `T` by its callback `ID`, and is taken back once, as the

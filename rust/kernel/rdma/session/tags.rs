@@ -938,11 +938,11 @@ impl<X: Exchange> Tags<X> {
         self.0.header.open()?;
         let slot = self.0.slots.get(usize::from(index)).ok_or(EINVAL)?;
         // SAFETY: By the invariant of `Slot` this is a word of the table, which `self` keeps.
-        match unsafe { slot.word.as_ref() }.take_at(slot.bit) {
-            // INVARIANT: The tag was free, so the caller holds it.
-            true => Ok(Tag(SlotRef(slot.into()))),
-            false => Err(EBUSY),
+        if !unsafe { slot.word.as_ref() }.take_at(slot.bit) {
+            return Err(EBUSY);
         }
+        // INVARIANT: The tag was free, so the caller holds it.
+        Ok(Tag(SlotRef(slot.into())))
     }
 
     /// Returns a tag by its number.

@@ -82,10 +82,11 @@ impl Places {
     /// that; what was given before this, `take_first` finds.
     fn set_waiting(&self, is_waiting: bool) {
         let order = Ordering::AcqRel;
-        match is_waiting {
-            true => self.now.fetch_or(WAITING, order),
-            false => self.now.fetch_and(!WAITING, order),
-        };
+        if is_waiting {
+            self.now.fetch_or(WAITING, order);
+        } else {
+            self.now.fetch_and(!WAITING, order);
+        }
     }
 }
 

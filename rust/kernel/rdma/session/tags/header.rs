@@ -146,10 +146,10 @@ impl Header {
     /// Fails if this is another QP than that of the table, or if that is closed.
     #[inline]
     pub(super) fn posts_to<S: PollContext, R: PollContext>(&self, qp: &Qp<S, R>) -> Result {
-        match self.qp == qp.id() {
-            true => self.open(),
-            false => Err(EINVAL),
+        if self.qp != qp.id() {
+            return Err(EINVAL);
         }
+        self.open()
     }
 
     pub(super) fn close(&self, error: Error) {

@@ -123,10 +123,7 @@ impl State {
     /// is `closed`, the reply is no longer waited for.
     #[inline]
     pub(super) fn end_send(&self, closed: bool) -> bool {
-        match closed {
-            false => self.end(SEND),
-            true => self.end(SEND | REPLY),
-        }
+        self.end(if closed { SEND | REPLY } else { SEND })
     }
 
     #[inline]
@@ -274,10 +271,11 @@ impl BitmapWord {
     /// Has tags put under the lock only, or ends that. The caller holds the lock.
     pub(super) fn set_locked(&self, locked: bool) {
         let order = Ordering::AcqRel;
-        match locked {
-            true => self.0.fetch_or(LOCKED, order),
-            false => self.0.fetch_and(!LOCKED, order),
-        };
+        if locked {
+            self.0.fetch_or(LOCKED, order);
+        } else {
+            self.0.fetch_and(!LOCKED, order);
+        }
     }
 
     /// Returns the number of free tags. Acquire: all use of them has happened.
