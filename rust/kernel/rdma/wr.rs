@@ -820,13 +820,8 @@ impl<P> PostError<P> {
     /// Returns why the next request was not posted.
     #[inline]
     pub fn error(&self) -> Error {
-        error_in(self.why)
+        Error::from_errno((self.why.get() as u32 as c_int).wrapping_neg())
     }
-}
-
-/// Returns the error in the word of a [`PostError`].
-fn error_in(why: NonZero<u64>) -> Error {
-    Error::from_errno((why.get() as u32 as c_int).wrapping_neg())
 }
 
 impl<P> From<PostError<P>> for Error {
