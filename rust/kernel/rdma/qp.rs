@@ -420,11 +420,11 @@ impl RawInit<'_> {
 ///
 /// # Invariants
 ///
-/// `target` is the QP, which is valid until `context.destroyed` is set, and is not used after that.
-/// It was created for `id`, if there is one, completes to the CQs of the reservations, of which
-/// `pollers` are, and belongs to `pd`. Its context is `context`. If it is on an SRQ these CQs are
-/// the same, and not a direct one. `post_recv` is its driver's operation or, if it is on an SRQ,
-/// [`refuse_recv`].
+/// - `target` is the QP. It is valid until `context.destroyed` is set, and is not used after that.
+/// - The QP was created for `id`, if there is one, belongs to `pd`, has `context` as its context,
+///   and completes to the CQs of `send` and `recv`, whose pollers are `pollers`. If it is on an SRQ
+///   both are one CQ, and not a direct one.
+/// - `post_recv` is the driver's operation or, if the QP is on an SRQ, [`refuse_recv`].
 // Posts, and handlers that post again, read the first fields only: behind the count of references
 // these are one cache line. The others are apart, as with them the item would be 1 KiB of kmalloc,
 // so that these lines of many QPs would share few sets of a cache.

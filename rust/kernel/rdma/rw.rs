@@ -319,14 +319,15 @@ pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages>
 ///
 /// # Invariants
 ///
-/// While `state` has the address of a QP, and is not that of a context that is prepared, `cqe` and
-/// `inner` are accessed only by the call that has claimed this and, if that posts, by the
-/// completion then. From a successful [`RawCtx::map`] to the end of the transfer its QP, whose
-/// address `state` has, counts it, and `inner.raw` is initialised for it. A context that is
-/// prepared is in the list of its QP, unless it is borrowed exclusively or was until a view of its
-/// memory was forgotten: the end of that takes it back. One that is not may still be in the list of
-/// a QP that it was prepared for: the end of that reads the state only. While `state` is
-/// [`RwState::EMPTY`] there is neither an owner nor a transfer.
+/// - While `state` has the address of a QP and is not prepared, `cqe` and `inner` are accessed only
+///   by the call that has claimed the context and, once that has posted, by the completion.
+/// - From a successful [`RawCtx::map`] to the end of the transfer the QP in `state` counts it, and
+///   `inner.raw` is initialised for that QP.
+/// - A prepared context is in the list of its QP, whose end takes it back, unless it is borrowed
+///   exclusively, or was and the view of its memory was forgotten.
+/// - A context that is not prepared may still be in the list of a QP that it was prepared for: the
+///   end of that only reads the state.
+/// - While `state` is [`RwState::EMPTY`] there is neither an owner nor a transfer.
 // By its links it is not `Unpin`, so an exclusive reference does not claim that nothing else refers
 // to it.
 #[repr(C)]

@@ -153,11 +153,12 @@ pub struct Remote {
 ///
 /// # Invariants
 ///
-/// `raw` is of the PD `pd`, and no other QP has or had this number. It is valid until it is
-/// destroyed, when there is no handle of it, as are `recv_cq`, the CQ of its receives, and
-/// `reg_lock`; this is not used after that. `post_send` is its driver's operation. `iwarp` is set
-/// if its device is one of iWARP. Unless `rw_idle` is `RwState::NEVER`, QP and device have the
-/// limits that `rdma_rw` divides by, and the QP has a port.
+/// - `raw` is a QP of the PD `pd`. No other QP has or had the number `qp_id`.
+/// - `raw`, `recv_cq`, which is the CQ of its receives, and `reg_lock` are valid until the QP is
+///   destroyed, when it has no handle. This is not used after that.
+/// - `post_send` is the driver's operation. `iwarp` is set if the device is one of iWARP.
+/// - Unless `rw_idle` is `RwState::NEVER`, QP and device have the limits that `rdma_rw` divides by,
+///   and the QP has a port.
 #[doc(hidden)]
 #[repr(C)]
 pub struct PostTarget {
