@@ -152,9 +152,9 @@ impl<T: Receive<N>, const N: usize> Srq<T, N> {
 ///
 /// # Safety
 ///
-/// Called by the driver.
+/// Called by the driver, with an event that is valid during the call and of a registered device.
 unsafe extern "C" fn event(event: *mut bindings::ib_event, _context: *mut c_void) {
-    // SAFETY: The event is valid during this call, and its device is registered.
+    // SAFETY: The event is valid and its device registered, as the caller promises.
     let (kind, device) = unsafe { ((*event).event, device::Name::of((*event).device)) };
     if kind == bindings::ib_event_type_IB_EVENT_SRQ_ERR {
         pr_err!("{device}: an SRQ has failed\n");

@@ -58,11 +58,11 @@ pub trait Events: Send + Sync + 'static {
 ///
 /// # Safety
 ///
-/// Called by the RDMA core for a QP whose context is a [`QpPriv`].
+/// Called by the RDMA core for a QP whose context is a [`QpPriv`], with an event of that QP.
 pub(super) unsafe extern "C" fn on_event(event: *mut bindings::ib_event, context: *mut c_void) {
     // SAFETY: The context lives until the QP is destroyed, which waits for this callback.
     let context = unsafe { &*context.cast::<QpPriv>() };
-    // SAFETY: The event is valid during this call, and one of a QP.
+    // SAFETY: The event is valid during this call, and one of a QP, as the caller promises.
     let (event, num) = unsafe { (Event((*event).event), (**(*event).element.qp).qp_num) };
     // SAFETY: Every context allows what this token does.
     let cx = unsafe { context::Atomic::assume() };
