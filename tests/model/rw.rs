@@ -8,7 +8,10 @@ use crate::{
 };
 use loom::{
     cell::UnsafeCell,
-    sync::{Arc, Mutex},
+    sync::{
+        atomic::{AtomicBool, Ordering::Relaxed},
+        Arc, Mutex,
+    },
     thread,
 };
 
@@ -188,13 +191,15 @@ impl Qp {
     }
 }
 
-/// As `qp::PreparedList`, with one context that is prepared, and the memory of that.
+/// A context that is prepared, its memory, and its list in `lost`.
 struct Prepared {
     qp: Arc<Qp>,
     ctx: Arc<Ctx>,
     memory: UnsafeCell<bool>,
-    /// Whether the context is in the list, and whether that is closed.
-    list: Mutex<(bool, bool)>,
+    /// Whether the context is listed.
+    list: Mutex<bool>,
+    /// As `Transfers::is_closed`.
+    is_closed: AtomicBool,
 }
 
 impl Prepared {
@@ -203,7 +208,8 @@ impl Prepared {
             qp: Qp::new(),
             ctx: Ctx::new(),
             memory: UnsafeCell::new(true),
-            list: Mutex::new((true, false)),
+            list: Mutex::new(true),
+            is_closed: AtomicBool::new(false),
         };
         this.ctx.state.claim(RwState::IDLE, QP).unwrap();
         this.qp.users.get();
@@ -220,19 +226,12 @@ impl Prepared {
         self.qp.end();
     }
 
-    /// As `RawCtx::take_back`.
-    fn take_back(&self) {
-        if self.ctx.state.is_prepared() {
-            self.finish();
-        }
-    }
-
     /// As `Inner::end_use`.
     fn end(&self) {
-        let mut list = self.list.lock().unwrap();
-        list.1 = true;
-        if core::mem::take(&mut list.0) {
-            self.take_back();
+        self.is_closed.store(true, Relaxed);
+        let list = self.list.lock().unwrap();
+        if *list && self.ctx.state.is_prepared_for(QP) {
+            self.finish();
         }
         drop(list);
         self.qp.destroy();
@@ -244,14 +243,15 @@ impl Prepared {
         thread::spawn(move || this.end())
     }
 
-    fn remove(&self) {
-        self.list.lock().unwrap().0 = false;
+    fn hold(&self) {
+        let _list = self.list.lock().unwrap();
+        self.ctx.state.hold(true);
     }
 
     /// As `Ctx::take` and `Ctx::fill`.
     fn fill_again(&self) {
         if self.ctx.state.is_prepared() {
-            self.remove();
+            self.hold();
             if self.ctx.state.any_qp() != 0 {
                 self.finish();
             }
@@ -266,7 +266,6 @@ impl Prepared {
     fn prepare_for_other(&self) {
         self.ctx.state.claim(RwState::IDLE, OTHER).unwrap();
         self.ctx.touch();
-        self.remove();
         self.ctx.state.set(OTHER | RwState::PREPARED);
     }
 
@@ -290,7 +289,7 @@ impl Prepared {
 
     /// As the drop of a context.
     fn free(&self) {
-        self.remove();
+        *self.list.lock().unwrap() = false;
         if self.ctx.state.any_qp() != 0 {
             self.finish();
         }
@@ -321,7 +320,7 @@ fn prepared_transfer_is_filled_again_or_taken_back() {
 fn end_of_the_first_qp_leaves_what_was_filled_again() {
     loom::model(|| {
         let prepared = Prepared::new();
-        // It was posted and has completed, and is still in the list.
+        // It was posted and has completed.
         prepared.ctx.state.set(QP);
         prepared.finish();
         Prepared::fill_while_the_qp_ends(prepared);
@@ -334,20 +333,18 @@ fn view_keeps_what_is_prepared() {
         let prepared = Prepared::new();
         let end = Prepared::end_qp(&prepared);
         // As `Ctx::cpu`, and the drop of the view.
-        prepared.remove();
+        prepared.hold();
         if prepared.ctx.state.any_qp() != 0 {
             // The mapping, which is the device's.
             // SAFETY: This is what is checked.
             assert!(prepared.qp.there.with(|there| unsafe { *there }));
         }
-        let mut list = prepared.list.lock().unwrap();
-        if list.1 {
-            drop(list);
-            prepared.take_back();
-        } else {
-            list.0 = true;
-            drop(list);
+        let list = prepared.list.lock().unwrap();
+        prepared.ctx.state.hold(false);
+        if prepared.ctx.state.any_qp() != 0 && prepared.is_closed.load(Relaxed) {
+            prepared.finish();
         }
+        drop(list);
         end.join().unwrap();
         assert_eq!(prepared.ctx.touched(), 1);
         prepared.free();

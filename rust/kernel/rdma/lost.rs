@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Transfers whose completion a device has lost.
+//! Transfers that the end of a QP has to end: those whose completion a device has lost, and those
+//! that were prepared and not posted.
 //!
 //! `rdma_rw_ctx_destroy()` needs the QP, so such a transfer has to end before it. C finds it in a
 //! list of the ULP. Here each context is listed when it is made, as its memory is allocated then,
-//! and not when it is posted.
+//! and not when it is prepared or posted.
 
 use crate::{
     links::{
@@ -14,6 +15,7 @@ use crate::{
     },
     prelude::internal::*,
     published::Published,
+    sync::RwState,
     wc, //
 };
 use kernel::sync::SpinLockIrq;
@@ -31,11 +33,26 @@ pub(crate) unsafe trait Transfer: Sync {
     /// Returns the part by which the context is listed.
     fn links(&self) -> &Links<dyn Transfer>;
 
-    /// Returns the QP that a transfer of the context is posted to, or null.
-    fn posted_to(&self) -> *mut bindings::ib_qp;
+    /// Returns the state of the context.
+    fn state(&self) -> &RwState;
 
-    /// Returns the callback of that transfer.
+    /// Returns the callback of a transfer that is posted.
     fn cqe(&self) -> *mut bindings::ib_cqe;
+
+    /// Returns whether the QP of a transfer that is prepared takes back what it finds, or has done
+    /// so ([`take_back`]).
+    ///
+    /// # Safety
+    ///
+    /// There is such a transfer, whose QP is valid.
+    unsafe fn is_qp_closed(&self) -> bool;
+
+    /// Ends a transfer that is prepared. Any context.
+    ///
+    /// # Safety
+    ///
+    /// There is one, whose QP is valid, and which nothing else uses meanwhile.
+    unsafe fn take_back(&self);
 }
 
 // SAFETY: A context returns the same part each time.
@@ -50,7 +67,7 @@ type List = links::List<dyn Transfer>;
 
 /// Returns the callback of a transfer that was posted to a QP and has not ended.
 fn find(list: &List, qp: *mut bindings::ib_qp) -> Option<*mut bindings::ib_cqe> {
-    let mut of_qp = list.iter().filter(|it| ptr::eq(it.posted_to(), qp));
+    let mut of_qp = list.iter().filter(|it| it.state().qp() == qp.addr());
     of_qp.next().map(|it| it.cqe())
 }
 
@@ -106,6 +123,65 @@ pub(crate) fn remove(context: &(dyn Transfer + 'static)) {
     if let Some(list) = Table::list_of(context) {
         // SAFETY: The context is put into no other list.
         unsafe { list.lock().remove(context) };
+    }
+}
+
+/// Keeps the ends of QPs from taking back the transfer of a context, until this is dropped.
+///
+/// # Invariants
+///
+/// The context is borrowed exclusively for `'a`. If a transfer is prepared, it is held.
+pub(crate) struct Held<'a>(&'a (dyn Transfer + 'static));
+
+impl<'a> Held<'a> {
+    /// Holds the transfer, if one is prepared. Any context.
+    ///
+    /// # Safety
+    ///
+    /// The context is borrowed exclusively for `'a`.
+    pub(crate) unsafe fn new(context: &'a (dyn Transfer + 'static)) -> Self {
+        let _list = Table::list_of(context).map(|list| list.lock());
+        // `take_back` does not look at the context meanwhile.
+        context.state().hold(true);
+        // INVARIANT: The context is as the caller promises.
+        Self(context)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let _list = Table::list_of(self.0).map(|list| list.lock());
+        self.0.state().hold(false);
+        // SAFETY: By the type invariant the context is borrowed exclusively, and `take_back` does
+        // not look at it while the list is locked. So if it has a QP, a transfer is prepared for
+        // that, which counts it and is valid, and nothing else uses the transfer.
+        unsafe {
+            if self.0.state().any_qp() != 0 && self.0.is_qp_closed() {
+                self.0.take_back();
+            }
+        }
+    }
+}
+
+/// Takes back the transfers that are prepared for a QP and not held. Any context.
+///
+/// # Safety
+///
+/// The QP is valid, and has no handle, so that nobody can prepare or post.
+pub(crate) unsafe fn take_back(qp: *mut bindings::ib_qp) {
+    let at = qp.addr();
+    for list in Table::lists() {
+        // The lock is released in between, as interrupts are disabled while it is held.
+        loop {
+            let list = list.lock();
+            let Some(context) = list.iter().find(|it| it.state().is_prepared_for(at)) else {
+                break;
+            };
+            // SAFETY: The QP is valid and has no handle, as the caller promises, so the transfer is
+            // not posted. The owner of the context holds it before ending it, or removes the
+            // context, with the list locked, as it is here.
+            unsafe { context.take_back() };
+        }
     }
 }
 

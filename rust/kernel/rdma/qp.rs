@@ -11,7 +11,6 @@ mod drain;
 mod events;
 mod keep;
 pub(crate) mod post;
-mod prepared;
 mod requests;
 mod send_ring;
 mod transfers;
@@ -37,11 +36,6 @@ pub use events::{
     Events, //
 };
 pub(crate) use keep::OnEnd;
-pub(crate) use prepared::{
-    PreparedCtx,
-    PreparedEntry,
-    Unlisted, //
-};
 pub use requests::{
     Requests,
     Taken, //
@@ -760,11 +754,9 @@ impl Inner {
             kept.closing();
         }
         if self.context.destroyed.as_ref().is_none() {
-            if let Some(prepared) = &self.context.transfers.prepared {
-                // SAFETY: By the type invariant the QP is valid. This is called when its last
-                // handle is gone.
-                unsafe { prepared.close() };
-            }
+            // SAFETY: By the type invariant the QP is valid. This is called when its last handle is
+            // gone.
+            unsafe { self.context.transfers.close(self.raw().as_ptr()) };
             self.drain(drain::Drain::Last(waiter), cx)?;
             self.end_lost_transfers(waiter, cx)?;
             self.context.transfers.wait(waiter, cx)?;
@@ -811,10 +803,6 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
     let mut attr = init.to_raw()?;
     let reserved = deferred::Deferred::reserve()?;
     let state = id.is_none().then_some(State::Reset);
-    let prepared = match init.rw_contexts {
-        0 => None,
-        _ => Some(prepared::PreparedList::new()?),
-    };
     let draining = drain::Draining::new(send_cq.is_shared() || recv_cq.is_shared())?;
     let mut object = dev.object(crate::refs::Kind::Qp);
     let mut refused = Ok(());
@@ -825,7 +813,7 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
         context <- QpPriv::new(
             init.events.map(|(events, _)| events),
             dev,
-            prepared,
+            init.rw_contexts > 0,
             draining,
             state,
         ),
@@ -991,7 +979,7 @@ impl QpPriv {
     fn new<'a>(
         events: Option<Arc<dyn Events>>,
         dev: &'a Device,
-        prepared: Option<Arc<prepared::PreparedList>>,
+        has_contexts: bool,
         draining: drain::Draining,
         state: Option<State>,
     ) -> impl PinInit<Self> + 'a {
@@ -1010,7 +998,7 @@ impl QpPriv {
             kept <- keep::Tables::new(),
             looks_for_lost: Atomic::new(false),
             requests: sync::SetOnce::new(),
-            transfers <- Transfers::new(prepared, dev.is_iwarp()),
+            transfers <- Transfers::new(has_contexts, dev.is_iwarp()),
             events,
             flushes: sync::SetOnce::new(),
             user_context <- context::UserContext::new(),

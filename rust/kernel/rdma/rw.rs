@@ -323,10 +323,9 @@ pub struct Ctx<D: dma::Direction = Bidirectional, O: sg::SgOwner<D> = sg::Pages>
 ///   by the call that has claimed the context and, once that has posted, by the completion.
 /// - From a successful [`RawCtx::map`] to the end of the transfer the QP in `state` counts it, and
 ///   `inner.raw` is initialised for that QP.
-/// - A prepared context is in the list of its QP, whose end takes it back, unless it is borrowed
-///   exclusively, or was and the view of its memory was forgotten.
-/// - A context that is not prepared may still be in the list of a QP that it was prepared for: the
-///   end of that only reads the state.
+/// - The end of a QP takes back a prepared context, with its list in [`lost`] locked, unless it is
+///   held. It is held, under that lock, while its borrower ends the transfer or has a view of the
+///   memory, or since such a view was forgotten. Of all others the end reads the state only.
 /// - While `state` is [`RwState::EMPTY`] there is neither an owner nor a transfer.
 // By its links it is not `Unpin`, so an exclusive reference does not claim that nothing else refers
 // to it.
@@ -335,9 +334,6 @@ struct RawCtx {
     inner: UnsafeCell<CtxInner>,
     /// The callback of the last request.
     cqe: UnsafeCell<bindings::ib_cqe>,
-    /// That in the list of the QP for which this was prepared last. The end of the QP does not use
-    /// it.
-    entry: UnsafeCell<Option<Arc<qp::PreparedEntry>>>,
     state: RwState,
     /// The length of the memory. It changes only while the context is borrowed exclusively.
     len: UnsafeCell<usize>,
@@ -389,20 +385,18 @@ impl Ctx {
 
     /// Returns the bytes, for the CPU.
     pub fn cpu(&mut self) -> sg::CpuPages<'_> {
-        // SAFETY: This is borrowed exclusively, so it is neither posted nor being prepared.
-        let entry = unsafe { (*self.raw.entry.get()).as_ref() };
-        // SAFETY: The context is borrowed for as long as what is returned.
-        let unlisted = entry.map(|entry| unsafe { qp::Unlisted::new(entry) });
+        // SAFETY: The context is borrowed exclusively for as long as what is returned.
+        let held = (self.raw.state.is_prepared()).then(|| unsafe { lost::Held::new(&*self.raw) });
         let qp = self.raw.qp();
-        // SAFETY: This is borrowed exclusively, and the QP's end does not find it.
+        // SAFETY: This is borrowed exclusively, and a transfer that is prepared is held.
         let inner = unsafe { &*self.raw.inner.get() };
-        // SAFETY: If there is a QP, a transfer is prepared for it. It is mapped and the QP there by
-        // the invariant of `RawCtx`, until what is returned lists the context again.
+        // SAFETY: If there is a QP, a transfer is prepared for it, and held: it is mapped, and the
+        // QP, which counts it, valid, until what is returned is dropped.
         let mapping = qp.map(|qp| unsafe { inner.mapping(qp) });
         // SAFETY: By the type invariant the owner is of this type.
         let pages = (inner.owner.as_ref()).map(|owner| unsafe { owner.get::<sg::Pages>() });
         // SAFETY: This is borrowed exclusively, and the pages and the mapping with it.
-        unsafe { sg::CpuPages::new(pages, mapping, unlisted) }
+        unsafe { sg::CpuPages::new(pages, mapping, held) }
     }
 }
 
@@ -557,7 +551,6 @@ impl RawCtx {
                 all: bindings::sg_table::default(),
                 owner: None,
             }),
-            entry: UnsafeCell::new(None),
             len: UnsafeCell::new(0),
             links: Links::new(),
         });
@@ -845,37 +838,7 @@ impl RawCtx {
         self.state.set(RwState::EMPTY);
     }
 
-    /// Puts this into the list of a QP for which a transfer is prepared.
-    ///
-    /// # Safety
-    ///
-    /// The caller has claimed this for `qp`, which is valid, and has a reference to that.
-    unsafe fn list(&self, qp: NonNull<bindings::ib_qp>) -> Result {
-        // SAFETY: The QP is valid, as the caller promises.
-        let list = unsafe { qp::transfers(qp.as_ptr()) }.prepared.as_ref();
-        let list = list.ok_or(EINVAL)?;
-        // SAFETY: The caller has claimed this, which keeps all others from `entry`.
-        let entry = unsafe { &mut *self.entry.get() };
-        if let Some(entry) = entry.as_ref().filter(|entry| entry.is_of(list)) {
-            // It is not listed if a view of the memory was forgotten.
-            if !entry.is_listed() {
-                // SAFETY: The context removes its entry before it is freed. The caller has claimed
-                // it, which keeps all others from the transfer.
-                unsafe { entry.add() };
-            }
-            return Ok(());
-        }
-        if let Some(entry) = entry.take() {
-            entry.remove();
-        }
-        // SAFETY: The QP does not end while the caller has a reference. The context removes its
-        // entry before it is freed.
-        *entry = Some(unsafe { qp::PreparedEntry::new(list, self) }?);
-        Ok(())
-    }
-
-    /// Ends the transfer that is prepared, if there is one, and then takes this out of the list of
-    /// its QP. Any context.
+    /// Ends the transfer that is prepared, if there is one. Any context.
     ///
     /// # Safety
     ///
@@ -885,7 +848,7 @@ impl RawCtx {
         if self.state.is_prepared() {
             // SAFETY: This is not posted, and nothing but the end of its QP uses it, as the caller
             // promises.
-            unsafe { self.take_out() };
+            unsafe { self.end_prepared() };
         }
     }
 
@@ -894,25 +857,12 @@ impl RawCtx {
     /// # Safety
     ///
     /// As of that.
-    unsafe fn take_out(&self) {
-        // SAFETY: The QP's end does not find this after the first, and nothing else uses it, as the
-        // caller promises.
+    unsafe fn end_prepared(&self) {
+        // SAFETY: Nothing but the end of the QP uses this, as the caller promises. That has ended
+        // the transfer before it was held, or does not use it.
         unsafe {
-            self.unlist();
+            let _held = lost::Held::new(self);
             self.finish(false);
-        }
-    }
-
-    /// Takes this out of the list of the QP that it was prepared for last. Any context.
-    ///
-    /// # Safety
-    ///
-    /// This is not posted, and nothing but the end of its QP uses it.
-    unsafe fn unlist(&self) {
-        // SAFETY: The end of the QP does not use this field, and nothing else does, as the caller
-        // promises.
-        if let Some(entry) = unsafe { (*self.entry.get()).take() } {
-            entry.remove();
         }
     }
 
@@ -942,28 +892,13 @@ impl RawCtx {
     }
 }
 
-impl qp::PreparedCtx for RawCtx {
-    unsafe fn take_back(&self) {
-        // It stays prepared until it has ended: in the state of one that is posted it would be
-        // completed as lost.
-        if self.state.is_prepared() {
-            // SAFETY: There is no handle of the QP, so this is not posted, and no other task takes
-            // it back, as the caller promises.
-            unsafe { self.finish(false) };
-        }
-    }
-}
-
 impl Drop for RawCtx {
     fn drop(&mut self) {
+        lost::remove(self);
         // SAFETY: This is being dropped, so no request is outstanding: a posted context is owned by
         // the queue, and one that was posted in part by the QP until it is drained. The QP's end
         // does not find what is not listed.
-        unsafe {
-            self.unlist();
-            self.finish(false);
-        }
-        lost::remove(self);
+        unsafe { self.finish(false) };
     }
 }
 
@@ -973,15 +908,25 @@ unsafe impl lost::Transfer for RawCtx {
         &self.links
     }
 
-    fn posted_to(&self) -> *mut bindings::ib_qp {
-        match self.state.qp() {
-            state if RwState::is_claimed(state) => state as *mut bindings::ib_qp,
-            _ => ptr::null_mut(),
-        }
+    fn state(&self) -> &RwState {
+        &self.state
     }
 
     fn cqe(&self) -> *mut bindings::ib_cqe {
         self.cqe.get()
+    }
+
+    unsafe fn is_qp_closed(&self) -> bool {
+        // SAFETY: The QP of the transfer is valid, as the caller promises.
+        (self.qp()).is_some_and(|qp| unsafe { qp::transfers(qp.as_ptr()) }.is_closed())
+    }
+
+    unsafe fn take_back(&self) {
+        // It stays prepared until it has ended: in the state of one that is posted it would be
+        // completed as lost.
+        //
+        // SAFETY: The transfer is not posted, and nothing else uses it, as the caller promises.
+        unsafe { self.finish(false) };
     }
 }
 

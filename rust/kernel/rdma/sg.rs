@@ -14,10 +14,10 @@ use crate::{
         OneWay,
         ToDevice, //
     },
+    lost,
     mr,
     pd::Pd,
     prelude::internal::*,
-    qp,
     wr::{
         Sge,
         SgeList, //
@@ -191,12 +191,12 @@ pub struct CpuPages<'a> {
     pages: Option<&'a Pages>,
     mapping: Option<Mapping>,
     /// Keeps the mapping of a [`Ctx`](crate::rw::Ctx) that is prepared.
-    _unlisted: Option<qp::Unlisted<'a>>,
+    _held: Option<lost::Held<'a>>,
 }
 
 impl<'a> CpuPages<'a> {
-    /// Makes the view of pages, and of the mapping of some of them, if there is one, which
-    /// `unlisted` keeps if it is that of a transfer.
+    /// Makes the view of pages, and of the mapping of some of them, if there is one, which `held`
+    /// keeps if it is that of a transfer.
     ///
     /// # Safety
     ///
@@ -204,7 +204,7 @@ impl<'a> CpuPages<'a> {
     pub(crate) unsafe fn new(
         pages: Option<&'a Pages>,
         mapping: Option<Mapping>,
-        unlisted: Option<qp::Unlisted<'a>>,
+        held: Option<lost::Held<'a>>,
     ) -> Self {
         if let Some(mapping) = &mapping {
             mapping.sync_for_cpu();
@@ -213,7 +213,7 @@ impl<'a> CpuPages<'a> {
         Self {
             pages,
             mapping,
-            _unlisted: unlisted,
+            _held: held,
         }
     }
 

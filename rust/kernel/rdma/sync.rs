@@ -110,7 +110,8 @@ impl Users {
 /// [`RwState::IDLE`] if it is not claimed, or [`RwState::LARGE`] if each transfer of its memory has
 /// to be looked at; [`RwState::EMPTY`] if it has no memory; the address of the QP while a transfer
 /// has it, with [`RwState::PREPARED`] while one is only prepared, and with [`RwState::STALE`] then
-/// if the memory is to be synchronised before that is posted.
+/// if the memory is to be synchronised before that is posted, and [`RwState::HELD`] if the end of
+/// the QP leaves it alone.
 pub(crate) struct RwState(AtomicUsize);
 
 impl RwState {
@@ -118,9 +119,10 @@ impl RwState {
     pub(crate) const PREPARED: usize = 1;
     pub(crate) const EMPTY: usize = 2;
     pub(crate) const LARGE: usize = 4;
-    /// Beside [`RwState::PREPARED`] only, so that the bit of [`RwState::LARGE`], which is a state
-    /// of its own, serves.
+    /// Beside [`RwState::PREPARED`] only, as is [`RwState::HELD`], so that the bits of the states
+    /// above serve.
     pub(crate) const STALE: usize = 4;
+    pub(crate) const HELD: usize = 2;
     /// The state of no context.
     pub(crate) const NEVER: usize = usize::MAX;
 
@@ -161,6 +163,25 @@ impl RwState {
         self.0.load(Ordering::Acquire) & Self::PREPARED != 0
     }
 
+    /// Returns whether a transfer is prepared for this QP and not held. Acquire: see
+    /// [`RwState::set`].
+    pub(crate) fn is_prepared_for(&self, qp: usize) -> bool {
+        self.0.load(Ordering::Acquire) & !Self::STALE == qp | Self::PREPARED
+    }
+
+    /// Holds, or no longer holds, a transfer that is prepared. The caller has the context, and
+    /// excludes the end of the QP.
+    pub(crate) fn hold(&self, is_held: bool) {
+        let state = self.qp();
+        if state & Self::PREPARED != 0 {
+            self.set(if is_held {
+                state | Self::HELD
+            } else {
+                state & !Self::HELD
+            });
+        }
+    }
+
     /// Returns the state: the address of the QP, for the transfer that has the context.
     #[inline]
     pub(crate) fn qp(&self) -> usize {
@@ -171,7 +192,7 @@ impl RwState {
     pub(crate) fn any_qp(&self) -> usize {
         match self.qp() {
             Self::EMPTY | Self::LARGE => 0,
-            state => state & !(Self::PREPARED | Self::STALE),
+            state => state & !(Self::PREPARED | Self::STALE | Self::HELD),
         }
     }
 }

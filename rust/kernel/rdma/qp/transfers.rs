@@ -2,10 +2,10 @@
 
 //! The transfers of a QP, which is destroyed when none is left.
 
-use super::prepared;
 use crate::{
     completion::Completion,
     deferred,
+    lost,
     prelude::internal::*,
     sync::Users, //
 };
@@ -27,22 +27,22 @@ pub(crate) struct Transfers {
     /// Completed by the last transfer once [`Transfers::wait`] was called.
     #[pin]
     ended: Completion,
-    /// The contexts that were prepared. `None` if the QP was created without contexts.
-    pub(crate) prepared: Option<Arc<prepared::PreparedList>>,
+    /// Set if the QP was created with contexts, so that transfers can be prepared.
+    pub(crate) has_contexts: bool,
+    /// Set when the QP takes back the transfers that are prepared.
+    is_closed: Atomic<bool>,
     /// Set if the device is one of iWARP.
     pub(crate) iwarp: bool,
 }
 
 impl Transfers {
-    pub(super) fn new(
-        prepared: Option<Arc<prepared::PreparedList>>,
-        iwarp: bool,
-    ) -> impl PinInit<Self> {
+    pub(super) fn new(has_contexts: bool, iwarp: bool) -> impl PinInit<Self> {
         pin_init!(Self {
             users: Users::new(),
             is_ending: Atomic::new(false),
             ended <- Completion::new(),
-            prepared,
+            has_contexts,
+            is_closed: Atomic::new(false),
             iwarp,
         })
     }
@@ -67,6 +67,27 @@ impl Transfers {
     fn ended(&self, user: *mut bindings::ib_cqe) -> *mut bindings::ib_cqe {
         self.ended.complete();
         user
+    }
+
+    /// Takes back the transfers that are prepared and were not posted. These are no requests, so no
+    /// drain ends them, and their contexts may be kept by the QP itself: by a table, a ring, an SRQ
+    /// or the QP's own context. Any context.
+    ///
+    /// # Safety
+    ///
+    /// This is part of `qp`, which is valid and has no handle.
+    pub(super) unsafe fn close(&self, qp: *mut bindings::ib_qp) {
+        self.is_closed.store(true, Relaxed);
+        if self.count() > 0 {
+            // SAFETY: The QP is valid and has no handle, as the caller promises.
+            unsafe { lost::take_back(qp) };
+        }
+    }
+
+    /// Returns whether the QP has begun to take back what is prepared. If not, it will look at a
+    /// context whose list the caller has locked.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Relaxed)
     }
 
     /// Waits until no transfer is left. Called until it succeeds, when there is no reference to the

@@ -187,6 +187,10 @@ unsafe fn refused(
 /// The context is valid, and `target` is that of a QP to which the caller has a reference.
 unsafe fn prepare(ctx: &RawCtx, extents: Extents, target: &wr::PostTarget) -> Result {
     let (qp, at, dir) = (target.raw, target.raw.as_ptr() as usize, extents.dir);
+    // SAFETY: The QP is valid, as the caller promises.
+    if !unsafe { qp::transfers(qp.as_ptr()) }.has_contexts {
+        return Err(EINVAL);
+    }
     if extents.range.is_none() && ctx.state.claim(target.rw_idle, at).is_ok() {
         // SAFETY: The QP is valid, and the context was just claimed for it; QP and device have the
         // limits that C divides by, and the QP a port, as it need not look at the transfer.
@@ -195,12 +199,6 @@ unsafe fn prepare(ctx: &RawCtx, extents: Extents, target: &wr::PostTarget) -> Re
         // SAFETY: The QP is valid, as the caller promises.
         unsafe { ctx.map_part(qp, extents) }?;
     }
-    // SAFETY: The context was claimed above for the QP, to which the caller has a reference.
-    if let Err(error) = unsafe { ctx.list(qp) } {
-        // SAFETY: Nothing is posted, and the claim keeps all others from the context.
-        unsafe { ctx.finish(true) };
-        return Err(error);
-    }
     let stale = match dir {
         // SAFETY: The QP and its device are valid, as the caller promises.
         WRITE if unsafe { bindings::rdma_helper_dma_need_sync((*qp.as_ptr()).device) } => {
@@ -208,7 +206,8 @@ unsafe fn prepare(ctx: &RawCtx, extents: Extents, target: &wr::PostTarget) -> Re
         }
         _ => 0,
     };
-    // INVARIANT: The transfer is mapped, and the context in the list of its QP.
+    // INVARIANT: The transfer is mapped. The caller has a reference to the QP, so its end comes
+    // later.
     ctx.state.set(at | RwState::PREPARED | stale);
     Ok(())
 }
