@@ -244,7 +244,8 @@ fn make(
     };
     let waiting = (kind == Kind::Created).then(Waiting::new).transpose()?;
     let mut object = dev.object(crate::refs::Kind::Cq);
-    let (device, caller) = (dev.as_raw(), dev.client().name.as_char_ptr());
+    let device = dev.as_raw();
+    let caller = dev.client().name.as_char_ptr();
     let len = c_int::try_from(entries)?;
     // The callbacks are set below.
     let private = ptr::null_mut();
@@ -933,7 +934,8 @@ impl<C: CallerPolled> Cq<C> {
             None => 0,
         };
         // INVARIANT: The array was empty, and the CQ has just given its first `n` entries.
-        (array.next, array.len) = (0, n);
+        array.next = 0;
+        array.len = n;
         Ok(n)
     }
 }

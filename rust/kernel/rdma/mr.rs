@@ -229,7 +229,8 @@ impl Claimed {
         if self.recv_cq != recv_cq {
             // Nothing is known of what is left in this CQ, unless it is the MR's first.
             if !self.recv_cq.is_null() {
-                (self.trusted, self.trusted_empty) = (0, 0);
+                self.trusted = 0;
+                self.trusted_empty = 0;
             }
             self.recv_cq = recv_cq;
             self.mark = target.recv_cq().empties.mark();
@@ -384,7 +385,8 @@ impl Mr {
         unsafe {
             let ret = match memory {
                 MemoryRef::Map(map) => {
-                    let (table, len) = (&map.mapping.0.table, map.len);
+                    let table = &map.mapping.0.table;
+                    let len = map.len;
                     bindings::rdma_helper_map_mr_list(raw, table.sgl, table.nents as c_int, len)
                 }
                 MemoryRef::Buf(buf) => bindings::rdma_helper_map_mr(raw, buf.addr, buf.len),
@@ -655,7 +657,8 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
             (Some(key), Some(cq)) => (key, cq),
             _ => return false,
         };
-        let (mr, state) = (&self.mr.0, self.state());
+        let mr = &self.mr.0;
+        let state = self.state();
         if !state.claim_registered() {
             return false;
         }

@@ -583,7 +583,8 @@ impl Inner {
     /// Requests whose completions may be in the array of a caller are left to that. Fails with
     /// `ETIMEDOUT` while a handler has not returned.
     fn end_lost(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
-        let (id, kept) = (self.context.head.id, &self.context.kept);
+        let id = self.context.head.id;
+        let kept = &self.context.kept;
         let is_destroyed = self.context.destroyed.copy() == Some(Ok(()));
         let is_known = |queue| self.queue(queue).has_only_poller();
         // Tables have sends out only, and replies to them on the same CQ.
@@ -722,7 +723,8 @@ impl deferred::Teardown for Inner {
         let Err(e) = self.end_use(waiter, cx) else {
             return Ok(());
         };
-        let (dev, num) = (self.pd.device(), self.num);
+        let dev = self.pd.device();
+        let num = self.num;
         match self.context.ending.report() {
             Some(secs) if e == ETIMEDOUT => self.report_wait(secs, cx),
             Some(secs) => {
@@ -741,7 +743,8 @@ impl deferred::Teardown for Inner {
         let Some(Err(e)) = self.context.destroyed.copy() else {
             return Ok(());
         };
-        let (dev, num) = (self.pd.device(), self.num);
+        let dev = self.pd.device();
+        let num = self.num;
         pr_err!("{dev}: QP {num} was not destroyed ({e:?}): it is leaked and holds its device\n");
         Err(EIO)
     }
@@ -788,7 +791,9 @@ unsafe fn queue_sizes(qp: NonNull<bindings::ib_qp>, returned: &bindings::ib_qp_c
 
 /// Creates a QP. Fails as [`Qp::create`].
 fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Shared> {
-    let (pd, send_cq, recv_cq) = (init.pd, init.send_cq, init.recv_cq);
+    let pd = init.pd;
+    let send_cq = init.send_cq;
+    let recv_cq = init.recv_cq;
     let dev = pd.device();
     if send_cq.dev != *dev
         || recv_cq.dev != *dev
@@ -806,7 +811,8 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
     let draining = drain::Draining::new(send_cq.is_shared() || recv_cq.is_shared())?;
     let mut object = dev.object(crate::refs::Kind::Qp);
     let mut refused = Ok(());
-    let (sizes, refuse) = (&mut (0, 0), &mut refused);
+    let sizes = &mut (0, 0);
+    let refuse = &mut refused;
     const { assert!(align_of::<Inner>() <= deferred::VALUE_AT) };
     const { assert!(Inner::READ_BY_POSTS <= 64) };
     let rest = try_pin_init!(Rest {

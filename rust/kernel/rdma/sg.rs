@@ -150,7 +150,8 @@ impl Pages {
         if offset.checked_add(len).is_none_or(|end| end > self.0.len) {
             return Err(EINVAL);
         }
-        let (mut done, mut skip) = (0, offset % PAGE_SIZE);
+        let mut done = 0;
+        let mut skip = offset % PAGE_SIZE;
         for page in self.0.pages.iter().skip(offset / PAGE_SIZE) {
             let part = (PAGE_SIZE - skip).min(len - done);
             // SAFETY: By the invariant of `PagesInner` the page is not in high memory, so it has an
@@ -163,7 +164,8 @@ impl Pages {
                 let (to, from) = if out { (bytes, page) } else { (page, bytes) };
                 bindings::rdma_helper_memcpy(to, from, part);
             }
-            (done, skip) = (done + part, 0);
+            done += part;
+            skip = 0;
             if done == len {
                 break;
             }
@@ -283,7 +285,9 @@ impl Mapping {
     }
 
     pub(crate) fn sync_for_device(&self) {
-        let (dev, table, dir) = (self.dev, self.table(), self.dir);
+        let dev = self.dev;
+        let table = self.table();
+        let dir = self.dir;
         // SAFETY: By the type invariant the table is mapped for the device in this direction.
         unsafe { bindings::rdma_helper_dma_sync_sgtable_for_device(dev, table, dir) };
     }
@@ -577,12 +581,14 @@ impl<O: SgOwner<OneWay>> SgMap<O, OneWay> {
 ///
 /// The table is of a list that [`SgOwner::sgl`] has returned, and its owner is valid.
 pub(crate) unsafe fn extent(table: &bindings::sg_table) -> Result<(u32, u32)> {
-    let (mut len, mut pages) = (0_u32, 0_u32);
+    let mut len = 0_u32;
+    let mut pages = 0_u32;
     // SAFETY: The list has so many entries, which `sg_next` finds, by the contract of `SgOwner`.
     unsafe {
         let mut sg = table.sgl;
         for left in (0..table.orig_nents).rev() {
-            let (offset, length) = ((*sg).offset as usize, (*sg).length);
+            let offset = (*sg).offset as usize;
+            let length = (*sg).length;
             len = len.checked_add(length).ok_or(EINVAL)?;
             let touched = (offset % mr::PAGE_SIZE + length as usize).div_ceil(mr::PAGE_SIZE);
             pages = pages.saturating_add(touched as u32);
@@ -637,7 +643,9 @@ pub(crate) unsafe fn cut(
             skip -= (*first).length as usize;
             first = bindings::sg_next(first);
         }
-        let (mut left, mut last, mut count) = (skip + range.len(), first, 1);
+        let mut left = skip + range.len();
+        let mut last = first;
+        let mut count = 1;
         while left > (*last).length as usize {
             left -= (*last).length as usize;
             last = bindings::sg_next(last);

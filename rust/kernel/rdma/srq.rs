@@ -293,7 +293,8 @@ fn create(
         srq_type: bindings::ib_srq_type_IB_SRQT_BASIC,
         ..Default::default()
     };
-    (attr.attr.max_wr, attr.attr.max_sge) = (count, sges);
+    attr.attr.max_wr = count;
+    attr.attr.max_sge = sges;
     // SAFETY: The PD is alive.
     let raw = from_err_ptr(unsafe {
         bindings::ib_create_srq_user(pd.as_raw(), &raw mut attr, ptr::null_mut(), ptr::null_mut())
@@ -355,10 +356,13 @@ impl SrqReservation {
             // INVARIANT: This is one more.
             shared.qps = shared.qps.saturating_add(1);
         } else {
-            let (reservation, qps) = (cq::reserve(cq, srq.count)?, 1);
+            let reservation = cq::reserve(cq, srq.count)?;
             // INVARIANT: This is the first.
-            let flags = GFP_KERNEL | __GFP_NOWARN;
-            list.push(CqReservation { reservation, qps }, flags)?;
+            let first = CqReservation {
+                reservation,
+                qps: 1,
+            };
+            list.push(first, GFP_KERNEL | __GFP_NOWARN)?;
         }
         Ok(Self {
             srq: srq.clone(),
@@ -511,7 +515,8 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     let mut sges = MaybeUninit::uninit();
     let mut raw = wr.into_raw(&mut sges);
     raw.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(memory.as_ptr().cast());
-    let (srq, raw) = (queue.raw.as_ptr(), &raw mut raw);
+    let srq = queue.raw.as_ptr();
+    let raw = &raw mut raw;
     // SAFETY: The caller promises that the SRQ is valid, and `check` has seen that the device has
     // the operation. The value keeps the buffers of the request. It is not accessed before a
     // completion hands the slot out again, and is dropped after the SRQ. The request has no

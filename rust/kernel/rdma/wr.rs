@@ -198,7 +198,8 @@ impl PostTarget {
             let qp = raw.as_ptr();
             ((*qp).max_write_sge, (*qp).max_read_sge, (*qp).port)
         };
-        let (dev, iwarp) = (pd.device(), pd.device().is_iwarp());
+        let dev = pd.device();
+        let iwarp = dev.is_iwarp();
         let pages = dev.attrs().max_fast_reg_page_list_len;
         let is_checked = iwarp || [write_sge, read_sge, pages].contains(&0);
         // INVARIANT: By the caller's promise. The limits were just looked at.
@@ -419,7 +420,8 @@ impl<'a, const N: usize, O: WrOp, const ID: u64> SendWr<'a, N, O, ID> {
     /// before that.
     #[inline]
     pub(crate) unsafe fn prepare(self, target: &PostTarget) -> Result<PreparedWr<O, N>> {
-        let (SgeList { sges, len }, mut op) = (self.sges, self.op);
+        let SgeList { sges, len } = self.sges;
+        let mut op = self.op;
         if sges.iter().any(|sge| sge.pd != target.pd) {
             return Err(EINVAL);
         }

@@ -53,9 +53,8 @@ impl<T: Batched> Batch<T> {
             // SAFETY: The item is valid, as the caller promises, while it is not in the list.
             unsafe { &*item }.next().0.store(first, Ordering::Relaxed);
             // Release: it pairs with `take`, so that the caller's accesses to the item come first.
-            let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
             // INVARIANT: As the caller promises.
-            match self.0.compare_exchange(first, item, release, relaxed) {
+            match (self.0).compare_exchange(first, item, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return first.is_null(),
                 Err(now) => first = now,
             }

@@ -170,7 +170,8 @@ impl Attr {
                 if dev.port(port).is_none() || pkey_index >= limits.max_pkeys {
                     return Err(EINVAL);
                 }
-                (raw.port_num, raw.pkey_index) = (port, pkey_index);
+                raw.port_num = port;
+                raw.pkey_index = pkey_index;
                 raw.qp_access_flags = access.0 as c_int;
                 let mask = bindings::ib_qp_attr_mask_IB_QP_PORT
                     | bindings::ib_qp_attr_mask_IB_QP_PKEY_INDEX
@@ -324,7 +325,8 @@ pub(super) unsafe fn query(
 ) -> Result<(bindings::ib_qp_attr, bindings::ib_qp_cap)> {
     let mut attr = bindings::ib_qp_attr::default();
     let mut init = bindings::ib_qp_init_attr::default();
-    let (qp, mask) = (qp.as_ptr(), mask as c_int);
+    let qp = qp.as_ptr();
+    let mask = mask as c_int;
     // SAFETY: The QP is valid, as the caller promises.
     to_result(unsafe { bindings::ib_query_qp(qp, &raw mut attr, mask, &raw mut init) })?;
     Ok((attr, init.cap))

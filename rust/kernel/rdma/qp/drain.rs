@@ -176,7 +176,8 @@ impl Inner {
         self.modifier().reset()?;
         wait.restart();
         wait.polled()?;
-        let (dev, num) = (self.pd.device(), self.num);
+        let dev = self.pd.device();
+        let num = self.num;
         pr_err!("{dev}: QP {num} was reset: its device does not complete its requests\n");
         Ok(())
     }
@@ -580,7 +581,8 @@ impl<'a> DrainWait<'a> {
             let is_done = || process(cq).unwrap_or_else(|| cq.is_idle(self.cx));
             self.until(|| is_done().then_some(()))
         };
-        let (send, recv) = (&self.qp.send.cq, &self.qp.recv.cq);
+        let send = &self.qp.send.cq;
+        let recv = &self.qp.recv.cq;
         wait_for(send)?;
         if send != recv {
             wait_for(recv)?;
@@ -607,7 +609,8 @@ impl<'a> DrainWait<'a> {
 
     /// Processes the completions of CQs that callers poll, and returns whether there are such.
     fn poll(&self) -> bool {
-        let (send, recv) = (&self.qp.send.cq, &self.qp.recv.cq);
+        let send = &self.qp.send.cq;
+        let recv = &self.qp.recv.cq;
         let sends = process(send).is_some();
         let recvs = send != recv && process(recv).is_some();
         sends || recvs
@@ -625,7 +628,8 @@ impl Inner {
             wait.patience.set(SHORT_TURN);
         }
         let settled = wait.polled();
-        let (send, recv) = (&self.send.cq, &self.recv.cq);
+        let send = &self.send.cq;
+        let recv = &self.recv.cq;
         let core_polls = !send.is_caller_polled() && !recv.is_caller_polled();
         if settled.is_err() && core_polls && waiter == Waiter::WorkItem && wait.is_late() {
             // The poller has other completions all the time. Nothing waits for the work item.
@@ -660,7 +664,8 @@ impl Inner {
         // No driver is waited for.
         wait.helped.set(true);
         // Read once: an owner that is added later is not ignored, so it must not be released.
-        let (cq, kept) = (&self.recv.cq, self.context.kept.iter());
+        let cq = &self.recv.cq;
+        let kept = self.context.kept.iter();
         // If callers poll the CQ, no handler runs while the lock is held, except for completions in
         // arrays.
         let guard = wait.lock(cq)?;
@@ -679,8 +684,10 @@ impl Inner {
 
     /// Reports what a drain, or the end of the QP, has waited for, for `secs` seconds.
     pub(super) fn report_wait(&self, secs: u32, cx: &Sleepable) {
-        let (dev, num) = (self.pd.device(), self.num);
-        let (send, recv) = (&self.send.cq, &self.recv.cq);
+        let dev = self.pd.device();
+        let num = self.num;
+        let send = &self.send.cq;
+        let recv = &self.recv.cq;
         let report = |cq: &cq::Inner| {
             let polled = if cq.is_being_polled(cx) {
                 "a handler of which has not returned"

@@ -231,7 +231,8 @@ impl RequestList {
         // The list is not locked while a handler runs, so arrays may leave it: it is looked through
         // again, until nothing is found from its beginning on.
         loop {
-            let (mut from, mut found) = (0, false);
+            let mut from = 0;
+            let mut found = false;
             while let Some((callback, queue)) = next(&mut from) {
                 complete(callback, queue);
                 found = true;

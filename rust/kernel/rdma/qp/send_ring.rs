@@ -245,7 +245,8 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         };
         let ring = NonNull::from(KBox::leak(KBox::new(ring, GFP_KERNEL)?));
         // INVARIANT: Both are counted.
-        let (ring, keeper) = (RingRef(ring), Keeper(RingRef(ring)));
+        let keeper = Keeper(RingRef(ring));
+        let ring = RingRef(ring);
         qp.keep_table(keeper, cx)?;
         Ok(Self {
             ring,
@@ -349,7 +350,8 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
                     unsafe { (*entry).signaled = false };
                     // INVARIANT: The entry is initialised.
                     ring.places.publish(false);
-                    (self.unsignaled, self.reads) = (self.unsignaled + 1, reads);
+                    self.unsignaled += 1;
+                    self.reads = reads;
                     None
                 } else {
                     // SAFETY: The entry was just taken back, so it is the producer's, and
