@@ -243,10 +243,8 @@ impl Port<'_> {
     pub fn rw_contexts(&self, pages: u32) -> Result<u32> {
         let dev = self.device();
         // C divides by one of them.
-        let (mr, read) = (
-            dev.attrs().max_fast_reg_page_list_len,
-            dev.attrs().max_sge_rd,
-        );
+        let mr = dev.attrs().max_fast_reg_page_list_len;
+        let read = dev.attrs().max_sge_rd;
         if mr == 0 || read == 0 {
             return Err(EOPNOTSUPP);
         }
@@ -521,7 +519,8 @@ impl CtxInner {
             self.restore();
         }
         // INVARIANT: All entries of the list.
-        (self.first, self.count) = (self.all.sgl, self.all.orig_nents);
+        self.first = self.all.sgl;
+        self.count = self.all.orig_nents;
     }
 
     fn restore(&mut self) {
@@ -691,7 +690,8 @@ impl RawCtx {
         }
         // SAFETY: This was claimed above, which keeps all others from `inner`.
         let entries = unsafe { (*self.inner.get()).count };
-        let (requests, mrs) = (entries.div_ceil(sges), entries.div_ceil(pages.min(256)));
+        let requests = entries.div_ceil(sges);
+        let mrs = entries.div_ceil(pages.min(256));
         if requests as usize > most::<bindings::ib_rdma_wr>() || mrs as usize > FEW_ENTRIES {
             // SAFETY: This was claimed above.
             return Err(unsafe { self.not_mapped(EINVAL) });
@@ -764,9 +764,12 @@ impl RawCtx {
         // the transfer, and with these entries, as they were not cut. Nothing else uses `inner`,
         // as the caller promises.
         unsafe {
-            let (ctx, at) = (ctx(), qp(ctx()));
+            let at = qp(ctx());
+            let ctx = ctx();
             let inner = &*ctx.inner.get();
-            let (raw, first, count) = (inner.raw.get(), inner.first, inner.count);
+            let raw = inner.raw.get();
+            let first = inner.first;
+            let count = inner.count;
             bindings::rdma_rw_ctx_destroy(raw, at, (*at).port, first, count, inner.dir);
         }
         let ctx = ctx();
@@ -798,8 +801,10 @@ impl RawCtx {
             // SAFETY: The context was initialised for this QP, which is not destroyed while it
             // counts the transfer, and with these entries.
             unsafe {
-                let (raw, qp) = (inner.raw.get(), qp.as_ptr());
-                let (port, first) = ((*qp).port, inner.first);
+                let raw = inner.raw.get();
+                let qp = qp.as_ptr();
+                let port = (*qp).port;
+                let first = inner.first;
                 bindings::rdma_rw_ctx_destroy(raw, qp, port, first, inner.count, inner.dir);
             }
             inner.uncut();
@@ -821,7 +826,8 @@ impl RawCtx {
         // SAFETY: The context was initialised for this QP, which is not destroyed while it counts
         // the transfer. With a count of zero no page is unmapped.
         let mapping = unsafe {
-            let (raw, at) = (inner.raw.get(), qp.as_ptr());
+            let raw = inner.raw.get();
+            let at = qp.as_ptr();
             bindings::rdma_rw_ctx_destroy(raw, at, (*at).port, inner.first, 0, inner.dir);
             inner.mapping(qp)
         };
@@ -882,7 +888,8 @@ impl RawCtx {
         // SAFETY: The transfer is mapped, so `inner.raw` is initialised for this QP, and the claim
         // keeps all others from this. `then` is initialised unless it is null.
         unsafe {
-            let (raw, qp) = ((*self.inner.get()).raw.get(), qp.as_ptr());
+            let raw = (*self.inner.get()).raw.get();
+            let qp = qp.as_ptr();
             let cqe = self.cqe.get();
             if !then.is_null() {
                 wr::write_tail(then, cqe);

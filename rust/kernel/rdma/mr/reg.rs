@@ -206,7 +206,8 @@ impl<S: State> wr::WrOp for RegOp<S> {
             rkey: self.key,
         };
         // INVARIANT: The MR is prepared. `lock` or `Chain::post` commits that, or `undo` aborts it.
-        let (mr, generation) = (self.mr, state.prepare());
+        let mr = self.mr;
+        let generation = state.prepare();
         Ok((remote, PreparedReg { mr, generation }))
     }
 

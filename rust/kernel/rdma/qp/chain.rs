@@ -289,7 +289,8 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
         let (first, rest) = slot.sges.split_first_mut().ok_or(ENOSPC)?;
         first.write(header.to_raw());
         let count = data.list.write_sges(rest)?.wrapping_add(1);
-        let (wr, sges) = (slot.wr(), slot.sges.as_mut_ptr().cast());
+        let wr = slot.wr();
+        let sges = slot.sges.as_mut_ptr().cast();
         // SAFETY: There is room for a request of every kind. All that a SEND has is written here.
         unsafe {
             (*wr).sg_list = sges;
@@ -366,7 +367,8 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
         } else {
             None
         };
-        let (qp, mut bad) = (target.raw.as_ptr(), ptr::null());
+        let qp = target.raw.as_ptr();
+        let mut bad = ptr::null();
         // SAFETY: The QP of `target` is valid and the operation its driver's by the invariant of
         // that, and what the requests are made of is kept, as the caller promises. By the type
         // invariant they are written and linked; one that is alone has no successor.
@@ -416,7 +418,8 @@ impl<const SGES: usize> Refused<'_, SGES> {
     /// `names_first` is that of the QP: see [`Inner::names_first`]. From such a driver it is not
     /// known which one had no room, so all but the last are taken for posted.
     pub(crate) fn why(&self, names_first: bool) -> (Error, Option<usize>) {
-        let (links, error) = (&self.links, Error::from_errno(self.ret));
+        let error = Error::from_errno(self.ret);
+        let links = &self.links;
         // SAFETY: `n` is less than the number of requests, and so of slots.
         let posted = (0..links.len).find(|n| ptr::eq(unsafe { links.wr(*n) }, self.bad));
         match posted {
@@ -640,7 +643,8 @@ impl<P: CqePointer<ID>, const ID: u64> Batch<'_, P, ID> {
         &mut self,
         make: impl for<'a> FnOnce(&'a P::Target, &mut Chain<'a, LINKS, SGES, ID>) -> Result,
     ) -> Result {
-        let (qp, owner) = (self.qp, self.owner.as_ref().ok_or(EIO)?);
+        let qp = self.qp;
+        let owner = self.owner.as_ref().ok_or(EIO)?;
         if !owner.may_post_to(qp.target.qp_id, cqe::Sealed(())) {
             return Err(EINVAL);
         }

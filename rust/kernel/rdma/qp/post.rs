@@ -152,7 +152,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 P::note_cqe(cqe, target.qp_id, Queue::Send, callback);
                 wr::write_tail(wr, callback);
                 debug::set_qp_of(target.raw.as_ptr(), cqe);
-                let (post, qp) = (target.post_send, target.raw.as_ptr());
+                let post = target.post_send;
+                let qp = target.raw.as_ptr();
                 let ret = trace::Queue::post_one(post, qp, wr, P::NOTED);
                 (guard, ret)
             };

@@ -155,7 +155,9 @@ unsafe fn refused(
     [bad, first]: &[*const bindings::ib_send_wr; 2],
     ret: c_int,
 ) -> Failed {
-    let (bad, first, error) = (*bad, *first, Error::from_errno(ret));
+    let bad = *bad;
+    let first = *first;
+    let error = Error::from_errno(ret);
     if bad.is_null() {
         // The context may be gone by now.
         return (error, None);
@@ -186,7 +188,9 @@ unsafe fn refused(
 ///
 /// The context is valid, and `target` is that of a QP to which the caller has a reference.
 unsafe fn prepare(ctx: &RawCtx, extents: Extents, target: &wr::PostTarget) -> Result {
-    let (qp, at, dir) = (target.raw, target.raw.as_ptr() as usize, extents.dir);
+    let qp = target.raw;
+    let at = qp.as_ptr() as usize;
+    let dir = extents.dir;
     // SAFETY: The QP is valid, as the caller promises.
     if !unsafe { qp::transfers(qp.as_ptr()) }.has_contexts {
         return Err(EINVAL);
@@ -342,12 +346,15 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             Ok(_) => return Err(PostError::new(owner, EINVAL)),
             Err(error) => return Err(PostError::new(owner, error)),
         };
-        let (ctx, extents, target) = (NonNull::from(rw.ctx), rw.extents, &self.inner.target);
+        let ctx = NonNull::from(rw.ctx);
+        let extents = rw.extents;
+        let target = &self.inner.target;
         let mut raw = MaybeUninit::<bindings::ib_rdma_wr>::uninit();
         let mut sges = MaybeUninit::uninit();
         let then = match rw.then {
             Some(then) => {
-                let (raw, sges) = (raw.as_mut_ptr(), sges.as_mut_ptr());
+                let raw = raw.as_mut_ptr();
+                let sges = sges.as_mut_ptr();
                 // SAFETY: The owner keeps the memory of the request, which `rw` has borrowed from
                 // it, until it completes. The operation is an `RdmaOp`, which has nothing to undo.
                 match unsafe { then.prepare(target) } {
@@ -383,7 +390,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 // queue's until it completes, or is kept until the QP is drained below. `then` is
                 // null or was just written.
                 Ok(_) => unsafe {
-                    let (qp, done) = (target.raw, done::<P::Target, ID, true>);
+                    let qp = target.raw;
+                    let done = done::<P::Target, ID, true>;
                     this.note(&PostArgs { user, done, then });
                     match this.map(qp, (*qp.as_ptr()).port, remote, dir) {
                         Ok(()) => post(ctx, qp, this.requests(qp, then), user),
