@@ -119,6 +119,10 @@ fn stale_transfer_is_posted_once() {
         ctx.state.claim(RwState::IDLE, QP).unwrap();
         ctx.touch();
         ctx.state.set(QP | STALE);
+        assert!(ctx.state.is_prepared_for(QP) && !ctx.state.is_prepared_for(OTHER));
+        ctx.state.hold(true);
+        assert!(!ctx.state.is_prepared_for(QP) && ctx.state.any_qp() == QP);
+        ctx.state.hold(false);
         let posters = [0, 1].map(|_| {
             let ctx = ctx.clone();
             thread::spawn(move || {
