@@ -643,9 +643,9 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
     /// Takes the completion of a receive of `qp` as proof that the peer has invalidated the region
     /// (SEND with invalidate). Returns `true` if it is proof; the region is idle then.
     ///
-    /// It is, but on iWARP, if it carries the region's key and the CQ's own poller, not a
-    /// [`WcArray`], is dispatching it; Documentation/mr.rst has the rest.
-    /// A region whose end is not proved can be invalidated locally, as in the example of [`InvWr`].
+    /// Except on iWARP it is, if it carries the region's key and the CQ's own poller is dispatching
+    /// it, not a [`WcArray`]; the rest is in Documentation/mr.rst. A region
+    /// whose end is not proved can be invalidated locally, as in the example of [`InvWr`].
     ///
     /// [`WcArray`]: crate::cq::WcArray
     pub fn remote_invalidated<C: PollContext, R: PollContext>(

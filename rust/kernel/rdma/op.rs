@@ -2,9 +2,9 @@
 
 //! Operations with a context, as those of librpma.
 //!
-//! For ULPs that have no request types of their own. An [`Op`] is a buffer and a context; posting
-//! moves it into the queue, and its completion gives it back as a [`Done`], with the result. It can
-//! then be posted again, as another operation. Completions are taken from a CQ that the ULP polls;
+//! For ULPs that have no request types of their own. An [`Op`] is a buffer and a context. Posting
+//! moves it into the queue, and its completion gives it back as a [`Done`] with the result; it can
+//! then be posted again as another operation. Completions are taken from a CQ that the ULP polls;
 //! operations that are not taken are dropped.
 //!
 //! # Examples

@@ -315,10 +315,10 @@ impl Drop for OwnMapping {
 /// A scatter list, by value: the address of its first entry, and the number of those that are
 /// filled.
 ///
-/// C keeps both in a `struct sg_table`, beside the number of entries that were allocated
-/// (`orig_nents`), of which `blk_rq_map_sg()` fills as many as the request has segments.
+/// C keeps both in a `struct sg_table`, which also has the number of entries that were allocated:
+/// `blk_rq_map_sg()` fills as many of them as the request has segments.
 ///
-/// Of memory that goes [`OneWay`] it also has the direction.
+/// For memory that goes [`OneWay`] it also has the direction.
 pub struct Sgl<D: AnyDirection> {
     first: *mut bindings::scatterlist,
     entries: u32,
@@ -916,8 +916,8 @@ mod private {
 
 /// Bytes and a scatter list of them: a vector, or what many share and a device only reads.
 ///
-/// A vector is freed in any context, as `vfree_atomic()` does, whichever its allocator is. The last
-/// reference to what is shared is dropped where this is: behind an `Arc` of a [`VVec`] or a
+/// A vector may be freed in any context, whichever its allocator is (`vfree_atomic()`). The last
+/// reference to shared bytes is dropped where this is dropped: for an `Arc` of a [`VVec`] or a
 /// [`KVVec`] that must be where one may sleep, or in an interrupt or softirq.
 ///
 /// # Invariants

@@ -556,8 +556,8 @@ unsafe extern "C" fn done<T: Receive<N>, const N: usize>(
 
 /// A receive of an SRQ that has completed: exclusive access to its value. Dropping it posts the
 /// receive again (`ib_post_srq_recv`), in any context. It may also be kept, which withholds the
-/// credit, or own another request, as the response, if the value is `Unpin` (see [`CqePointer`]).
-/// The SRQ's end waits for it.
+/// credit, or own another request, such as the response, if the value is `Unpin` (see
+/// [`CqePointer`]). The SRQ's end waits for it.
 ///
 /// [`CqePointer`]: crate::cqe::CqePointer
 ///

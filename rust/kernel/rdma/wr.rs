@@ -334,8 +334,8 @@ mod private {
         type Undo;
 
         /// Checks that the request, whose entries are of the PD of `target`, is one for its QP, and
-        /// prepares what it changes. Refuses what iWARP does not have: siw does, too, but keeps the
-        /// callback in the slot and calls it when the QP is flushed.
+        /// prepares what it changes. Refuses requests that iWARP does not have. siw does so too,
+        /// but keeps the callback in the slot and calls it when the QP is flushed.
         ///
         /// # Safety
         ///
@@ -354,8 +354,8 @@ mod private {
         /// `to` is valid for writes, and [`WrOp::prepare`] has succeeded.
         unsafe fn write(self, to: *mut Self::Raw);
 
-        /// Takes the lock under which the request is posted, if it needs that, and does what has to
-        /// be done under it.
+        /// Takes the lock under which the request is posted, if it needs one, and commits under it
+        /// what was prepared.
         ///
         /// # Safety
         ///
@@ -383,8 +383,8 @@ mod private {
             user
         }
 
-        /// Takes back what was prepared, and gives the request, which has the callback that
-        /// [`WrOp::callback`] has returned, that of its owner.
+        /// Takes back what was prepared, and replaces the callback of the request, which is from
+        /// [`WrOp::callback`], by that of its owner.
         ///
         /// # Safety
         ///

@@ -100,8 +100,8 @@ impl Cq<Waited> {
     }
 
     /// Takes the next completion of the array, which is filled again when it is empty, and waits
-    /// for one at most `timeout_ms` milliseconds; `None` if there is none by then. If other threads
-    /// take completions, the wait may begin anew.
+    /// for one at most `timeout_ms` milliseconds; `None` if there is none by then. The wait may
+    /// begin anew if other threads take completions.
     ///
     /// Fails as [`Cq::poll`] and [`Cq::wait`].
     ///

@@ -296,11 +296,11 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// [`Ctx::cancel`], wherever its context is: that does not keep the QP. Only a view of
     /// [`Ctx::cpu`] does, until it is dropped.
     ///
-    /// Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if `rw` is a transfer
-    /// that is prepared, if the range is empty or not inside of the memory, if there is none, or
-    /// the QP was created without contexts, is not initialised, has no entries, or so few that C
-    /// could not make the requests in one piece, or MRs are needed and cannot map the entries of
-    /// the list; `EAGAIN` if MRs are needed and all are in use; `ENOMEM`.
+    /// Fails with `EBUSY` if the context is posted or was prepared; `EINVAL` if `rw` is
+    /// [`Rw::prepared`]; if the context has no memory, or the range is empty or not inside of that;
+    /// if the QP was created without contexts, is not initialised, or has too few entries for C to
+    /// make the requests in one piece; or if MRs are needed and cannot map the entries of the list;
+    /// `EAGAIN` if MRs are needed and all are in use; `ENOMEM`.
     /// See Documentation/mr.rst.
     ///
     /// [`Ctx`]: crate::rw::Ctx
@@ -325,12 +325,12 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// is zero, and it can be [filled](crate::rw::Ctx::fill) again. The owner of what is lost is
     /// dropped after the QP, and must not keep the QP.
     ///
-    /// Fails with the error of `rw`, or as [`Qp::prepare_rw`]; with `EINVAL` also if the context is
-    /// to be prepared for this QP and is not, or an entry of the request that follows is of another
-    /// PD; `ENOMEM` also when the queue is full; `EOPNOTSUPP` for a WRITE on iWARP if ib_core was
-    /// loaded with `force_mr`, by which peers could write the memory, and for a request behind it
-    /// that iWARP does not have. A transfer that was prepared is to be prepared again then, unless
-    /// it was `rw` that failed, or the request that follows.
+    /// Fails with the error of `rw`, or as [`Qp::prepare_rw`]; with `EINVAL` also if `rw` is
+    /// [`Rw::prepared`] and the context is not prepared for this QP, or if an entry of the request
+    /// that follows is of another PD; `ENOMEM` also when the queue is full; `EOPNOTSUPP` for a
+    /// WRITE on iWARP if ib_core was loaded with `force_mr`, by which peers could write the memory,
+    /// and for a request behind it that iWARP does not have. A transfer that was prepared has to be
+    /// prepared again then, unless it was `rw` that failed, or the request that follows.
     #[inline]
     pub fn post_rw<P, const ID: u64, const N: usize>(
         &self,
