@@ -757,10 +757,12 @@ impl Inner {
             kept.closing();
         }
         if self.context.destroyed.as_ref().is_none() {
+            self.drain(drain::Drain::Last(waiter), cx)?;
+            // Those that were posted have ended, so there are few to look for.
+            //
             // SAFETY: By the type invariant the QP is valid. This is called when its last handle is
             // gone.
             unsafe { self.context.transfers.close(self.raw().as_ptr()) };
-            self.drain(drain::Drain::Last(waiter), cx)?;
             self.end_lost_transfers(waiter, cx)?;
             self.context.transfers.wait(waiter, cx)?;
             // SAFETY: The QP is drained, and there is no handle of it, so nobody posts to it. This

@@ -71,7 +71,8 @@ impl Transfers {
 
     /// Takes back the transfers that are prepared and were not posted. These are no requests, so no
     /// drain ends them, and their contexts may be kept by the QP itself: by a table, a ring, an SRQ
-    /// or the QP's own context. Any context.
+    /// or the QP's own context. It looks through the contexts of all QPs, unless no transfer is
+    /// left, as after a drain where all were posted. Any context.
     ///
     /// # Safety
     ///
