@@ -12,6 +12,7 @@ use crate::{
     },
     machine::Machine,
     memory::LOCAL_KEY,
+    qp::Qp,
     verbs, //
 };
 use core::ptr::null_mut;
@@ -40,72 +41,28 @@ impl NullDevice {
     ///
     /// `ENFILE` if there is a device of this name; `ENOMEM`, or another error of the RDMA core.
     pub fn new(name: &CStr) -> Result<Self> {
-        Ok(Self {
-            shared: register(name, Kind::Plain)?,
-        })
+        Self::of_kind(name, Kind::Plain)
     }
 
-    /// As [`NullDevice::new`], of a driver with drain operations of its own (`drain_sq`,
-    /// `drain_rq`), which do nothing: those of hardware have no result, and only warn if their
-    /// marker cannot be posted.
-    ///
-    /// # Errors
-    ///
-    /// As [`NullDevice::new`].
-    pub fn with_drain(name: &CStr) -> Result<Self> {
-        Ok(Self {
-            shared: register(name, Kind::OwnDrain)?,
-        })
-    }
-
-    /// As [`NullDevice::new`], but an iWARP device, for `rdma_protocol_iwarp()`. It invalidates as
-    /// siw does: the key's low byte is not compared, and an MR that is not valid may be
-    /// invalidated.
-    ///
-    /// # Errors
-    ///
-    /// As [`NullDevice::new`].
-    pub fn iwarp(name: &CStr) -> Result<Self> {
-        Ok(Self {
-            shared: register(name, Kind::Iwarp)?,
-        })
-    }
-
-    /// As [`NullDevice::iwarp`], with a connection manager: `rdma_cm` connects QPs of the device,
-    /// by addresses of the loopback interface other than 127.0.0.1 and `::1`, which mean any device
-    /// to it.
+    /// Makes a device with a connection manager ([`Kind::IwarpCm`]): `rdma_cm` connects its QPs, by
+    /// addresses of the loopback interface other than 127.0.0.1 and `::1`, which mean any device to
+    /// it.
     ///
     /// # Errors
     ///
     /// As [`NullDevice::new`].
     pub fn with_cm(name: &CStr) -> Result<Self> {
-        Ok(Self {
-            shared: register(name, Kind::IwarpCm)?,
-        })
+        Self::of_kind(name, Kind::IwarpCm)
     }
 
-    /// As [`NullDevice::new`], but of a driver that does not report the limits of an RDMA READ and
-    /// of a registration (`max_sge_rd`, `max_fast_reg_page_list_len`).
+    /// Makes a device that imitates a driver of this kind.
     ///
     /// # Errors
     ///
     /// As [`NullDevice::new`].
-    pub fn vague(name: &CStr) -> Result<Self> {
+    pub fn of_kind(name: &CStr, kind: Kind) -> Result<Self> {
         Ok(Self {
-            shared: register(name, Kind::Vague)?,
-        })
-    }
-
-    /// As [`NullDevice::new`], but of a driver that names the first request of a list when the
-    /// queue is full, whichever it has refused, as `erdma_post_send()` does. It claims to be
-    /// erdma's.
-    ///
-    /// # Errors
-    ///
-    /// As [`NullDevice::new`].
-    pub fn erdma(name: &CStr) -> Result<Self> {
-        Ok(Self {
-            shared: register(name, Kind::Erdma)?,
+            shared: register(name, kind)?,
         })
     }
 
@@ -192,9 +149,7 @@ impl NullDevice {
     ///
     /// `ENOENT` if there is no such QP.
     pub fn held(&self, num: u32) -> Result<usize> {
-        let machine = self.shared.machine.lock();
-        let index = machine.find_qp(num).ok_or(ENOENT)?;
-        Ok(machine.qps.get(index).map_or(0, |qp| qp.held.len()))
+        self.with_qp(num, |qp| qp.held.len())
     }
 
     /// Returns whether the next call that posts to a QP will wait for another one.
@@ -203,10 +158,7 @@ impl NullDevice {
     ///
     /// `ENOENT` if there is no such QP.
     pub fn stalls(&self, num: u32) -> Result<bool> {
-        let machine = self.shared.machine.lock();
-        let index = machine.find_qp(num).ok_or(ENOENT)?;
-        let stall = machine.qps.get(index).map(|qp| qp.stall);
-        Ok(matches!(stall, Some(Stall::Next { .. })))
+        self.with_qp(num, |qp| matches!(qp.stall, Stall::Next { .. }))
     }
 
     /// Returns the number of changes of a QP that are under way, and of those that have begun while
@@ -216,10 +168,13 @@ impl NullDevice {
     ///
     /// `ENOENT` if there is no such QP.
     pub fn changes(&self, num: u32) -> Result<(u32, u32)> {
+        self.with_qp(num, |qp| (qp.changes.running, qp.changes.overlaps))
+    }
+
+    fn with_qp<R>(&self, num: u32, f: impl FnOnce(&Qp) -> R) -> Result<R> {
         let machine = self.shared.machine.lock();
         let index = machine.find_qp(num).ok_or(ENOENT)?;
-        let qp = machine.qps.get(index).ok_or(ENOENT)?;
-        Ok((qp.changes.running, qp.changes.overlaps))
+        machine.qps.get(index).map(f).ok_or(ENOENT)
     }
 
     /// Returns the number of MRs that still cannot be deregistered.
@@ -338,17 +293,22 @@ unsafe extern "C" fn no_drain(_qp: *mut bindings::ib_qp) {}
 
 /// The driver that a device imitates.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// One of InfiniBand, without a connection manager.
     Plain,
-    /// One with drain operations of its own, which do nothing.
+    /// One with drain operations of its own (`drain_sq`, `drain_rq`), which do nothing: those of
+    /// hardware have no result, and only warn if their marker cannot be posted.
     OwnDrain,
-    /// One of iWARP.
+    /// One of iWARP, for `rdma_protocol_iwarp()`. It invalidates as siw does: the key's low byte is
+    /// not compared, and an MR that is not valid may be invalidated.
     Iwarp,
     /// One of iWARP, with a connection manager.
     IwarpCm,
-    /// One that does not report the limits of a request.
+    /// One that does not report the limits of an RDMA READ and of a registration (`max_sge_rd`,
+    /// `max_fast_reg_page_list_len`).
     Vague,
-    /// One that names the first request of a list when its queue is full.
+    /// One that names the first request of a list when the queue is full, whichever it has refused,
+    /// as `erdma_post_send()` does. It claims to be erdma's.
     Erdma,
 }
 

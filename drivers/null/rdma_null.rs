@@ -31,7 +31,10 @@ pub use inject::{
     Injection,
     Object, //
 };
-pub use null_device::NullDevice;
+pub use null_device::{
+    Kind,
+    NullDevice, //
+};
 
 use device::Shared;
 use kernel::{
@@ -40,7 +43,6 @@ use kernel::{
     sync::Arc,
     types::Opaque, //
 };
-use null_device::Kind;
 use rdma_bindings as bindings;
 
 module! {
