@@ -6,7 +6,7 @@ use crate::{
     cq::Cq,
     inject::{
         Arms,
-        Deregs,
+        Failures,
         Injection,
         Plan,
         Scope,
@@ -341,7 +341,7 @@ impl Shared {
     /// As [`NullDevice::calm`](crate::NullDevice::calm).
     pub(crate) fn calm(&self) {
         let mut machine = self.machine.lock();
-        (machine.plan, machine.deregs) = (Plan::default(), Deregs::default());
+        (machine.plan, machine.deregs) = (Plan::default(), Failures::default());
         for index in 0..MAX_QP {
             if let Some(qp) = machine.qps.get_mut(index) {
                 qp.plan = Plan::default();
@@ -369,22 +369,9 @@ impl Shared {
                 after,
                 errno,
             } => machine.creations.set(object, after, errno),
-            Injection::Dereg { errno, count } => machine.deregs = Deregs { errno, count },
+            Injection::Dereg { errno, count } => machine.deregs = Failures { errno, count },
             Injection::Eager { on } => machine.eager = on,
-            Injection::Arm { us, count } => {
-                machine.arms = Arms {
-                    us,
-                    count,
-                    honest: false,
-                };
-            }
-            Injection::Rearm { us, count } => {
-                machine.arms = Arms {
-                    us,
-                    count,
-                    honest: true,
-                };
-            }
+            Injection::Arm { us, count, honest } => machine.arms = Arms { us, count, honest },
             Injection::Release { count, reversed } => {
                 (0..MAX_QP).for_each(|index| machine.release(index, count, reversed));
                 machine.plan.set(injection);

@@ -4,7 +4,13 @@
 
 use crate::cq::Entry;
 use core::str::FromStr;
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
+};
 
 /// A kind of object whose creation can be made to fail, or a call of the connection manager that
 /// can.
@@ -190,20 +196,15 @@ pub enum Injection {
         /// The error.
         errno: u32,
     },
-    /// The next `count` times that a CQ is armed with `IB_CQ_REPORT_MISSED_EVENTS` take longer, and
-    /// report some. Of the device only.
+    /// The next `count` times that a CQ is armed with `IB_CQ_REPORT_MISSED_EVENTS` take longer. Of
+    /// the device only.
     Arm {
         /// The additional time, in microseconds.
         us: u32,
         /// Number of times; `u32::MAX` is always.
         count: u32,
-    },
-    /// As [`Injection::Arm`], but what is reported is true. Of the device only.
-    Rearm {
-        /// The additional time, in microseconds.
-        us: u32,
-        /// Number of times; `u32::MAX` is always.
-        count: u32,
+        /// `false` if they report missed completions in any case, `true` if only where there are.
+        honest: bool,
     },
     /// Posting reads the first entry of requests with `num_sge` 0, unless their `sg_list` is null,
     /// as irdma and cxgb4 do: a request is refused with `EFAULT` if that entry is not zero. Of the
@@ -276,7 +277,6 @@ impl Injection {
             Self::Dereg { .. }
             | Self::Create { .. }
             | Self::Arm { .. }
-            | Self::Rearm { .. }
             | Self::Peek { .. }
             | Self::Eager { .. } => Scope::Device,
             Self::Reject { .. }
@@ -301,12 +301,12 @@ pub(crate) struct Plan {
     holds: u32,
     vanishes: u32,
     duplicates: u32,
-    refuse: Option<(u32, u32)>,
+    refuse: Countdown,
     mute: bool,
-    lapse: Option<(u32, u32)>,
+    lapse: Countdown,
     pub(crate) peek: bool,
-    modify: u32,
-    modifies: u32,
+    /// The changes of state that are to fail.
+    pub(crate) modify: Failures,
 }
 
 /// Counts down, unless this is all of them, and returns whether there was one left.
@@ -318,6 +318,14 @@ pub(crate) fn take(count: &mut u32) -> bool {
             *count = n - 1;
             true
         }
+    }
+}
+
+/// Waits for this number of microseconds without sleeping, for longer than `udelay()` may.
+pub(crate) fn spin(us: u32) {
+    let start = Instant::<Monotonic>::now();
+    while start.elapsed().as_micros_ceil() < i64::from(us) {
+        core::hint::spin_loop();
     }
 }
 
@@ -341,8 +349,8 @@ impl Plan {
     fn update(&mut self) {
         let counts = self.statuses | self.opcodes | self.holds | self.vanishes;
         self.busy = counts | self.duplicates != 0
-            || self.refuse.is_some()
-            || self.lapse.is_some()
+            || self.refuse.0.is_some()
+            || self.lapse.0.is_some()
             || self.peek;
     }
 
@@ -363,13 +371,13 @@ impl Plan {
             Injection::Vanish { count } => self.vanishes = count,
             Injection::Duplicate { count } => self.duplicates = count,
             Injection::Refuse { after, errno } => {
-                (self.refuse, self.mute) = (Some((after, errno)), false);
+                (self.refuse, self.mute) = (Countdown::new(after, errno), false);
             }
             Injection::Mute { after, errno } => {
-                (self.refuse, self.mute) = (Some((after, errno)), true);
+                (self.refuse, self.mute) = (Countdown::new(after, errno), true);
             }
-            Injection::Lapse { after, errno } => self.lapse = Some((after, errno)),
-            Injection::Modify { errno, count } => (self.modify, self.modifies) = (errno, count),
+            Injection::Lapse { after, errno } => self.lapse = Countdown::new(after, errno),
+            Injection::Modify { errno, count } => self.modify = Failures { errno, count },
             Injection::Peek { on } => self.peek = on,
             _ => {}
         }
@@ -378,44 +386,23 @@ impl Plan {
 
     /// Fails if a request is to be refused.
     pub(crate) fn refuses(&mut self) -> Result {
-        self.fails(|plan| &mut plan.refuse)
+        let refused = self.refuse.check();
+        self.update();
+        refused
     }
 
     /// Fails if the call that has just posted a request is to fail.
     pub(crate) fn lapses(&mut self) -> Result {
-        self.fails(|plan| &mut plan.lapse)
-    }
-
-    /// Counts down to a failure. Fails once, when it is due.
-    fn fails(&mut self, of: fn(&mut Self) -> &mut Option<(u32, u32)>) -> Result {
-        match of(self) {
-            None => Ok(()),
-            Some((0, errno)) => {
-                let errno = *errno;
-                *of(self) = None;
-                self.update();
-                Err(error(errno))
-            }
-            Some((after, _)) => {
-                *after -= 1;
-                Ok(())
-            }
-        }
+        let lapsed = self.lapse.check();
+        self.update();
+        lapsed
     }
 
     /// Returns, once, whether a request was refused by [`Injection::Mute`].
     pub(crate) fn was_mute(&mut self) -> bool {
-        let mute = self.mute && self.refuse.is_none();
+        let mute = self.mute && self.refuse.0.is_none();
         self.mute &= !mute;
         mute
-    }
-
-    /// Fails if a change of state is to fail.
-    pub(crate) fn fails_modify(&mut self) -> Result {
-        if take(&mut self.modifies) {
-            return Err(error(self.modify));
-        }
-        Ok(())
     }
 
     /// Changes the result of a request.
@@ -445,28 +432,23 @@ fn error(errno: u32) -> Error {
     i32::try_from(errno).map_or(EINVAL, |errno| Error::from_errno(-errno))
 }
 
-/// The creations that are to fail, each after a number of others.
-#[derive(Default)]
-pub(crate) struct Creations([Option<(u32, u32)>; 10]);
+/// A failure that is to come after a number of successes.
+#[derive(Clone, Copy, Default)]
+struct Countdown(Option<(u32, u32)>);
 
-impl Creations {
-    pub(crate) fn set(&mut self, object: Object, after: u32, errno: u32) {
-        if let Some(creation) = self.0.get_mut(object as usize) {
-            *creation = Some((after, errno));
-        }
+impl Countdown {
+    fn new(after: u32, errno: u32) -> Self {
+        Self(Some((after, errno)))
     }
 
-    /// Fails if an object is not to be created.
-    pub(crate) fn check(&mut self, object: Object) -> Result {
-        let Some(creation) = self.0.get_mut(object as usize) else {
-            return Ok(());
-        };
-        match creation {
+    /// Counts down. Fails once, when the failure is due.
+    fn check(&mut self) -> Result {
+        match &mut self.0 {
             None => Ok(()),
             Some((0, errno)) => {
-                let errno = *errno;
-                *creation = None;
-                Err(error(errno))
+                let e = error(*errno);
+                self.0 = None;
+                Err(e)
             }
             Some((after, _)) => {
                 *after -= 1;
@@ -476,15 +458,32 @@ impl Creations {
     }
 }
 
-/// The next `count` MRs cannot be deregistered.
+/// The creations that are to fail.
 #[derive(Default)]
-pub(crate) struct Deregs {
+pub(crate) struct Creations([Countdown; 10]);
+
+impl Creations {
+    pub(crate) fn set(&mut self, object: Object, after: u32, errno: u32) {
+        if let Some(creation) = self.0.get_mut(object as usize) {
+            *creation = Countdown::new(after, errno);
+        }
+    }
+
+    /// Fails if an object is not to be created.
+    pub(crate) fn check(&mut self, object: Object) -> Result {
+        (self.0.get_mut(object as usize)).map_or(Ok(()), Countdown::check)
+    }
+}
+
+/// The next `count` calls of a kind fail.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Failures {
     pub(crate) errno: u32,
     pub(crate) count: u32,
 }
 
-impl Deregs {
-    /// Fails if an MR is not to be deregistered.
+impl Failures {
+    /// Fails if this call is one of them.
     pub(crate) fn check(&mut self) -> Result {
         match take(&mut self.count) {
             true => Err(error(self.errno)),
@@ -608,13 +607,10 @@ impl FromStr for Injection {
                 peer: number(None)?,
             },
             ("fail", _) => Injection::Fail,
-            ("arm", _) => Injection::Arm {
+            ("arm" | "rearm", _) => Injection::Arm {
                 us: number(Some(1000))?,
                 count: number(Some(1))?,
-            },
-            ("rearm", _) => Injection::Rearm {
-                us: number(Some(1000))?,
-                count: number(Some(1))?,
+                honest: command == "rearm",
             },
             ("peek", _) => Injection::Peek {
                 on: number(Some(1))? != 0,

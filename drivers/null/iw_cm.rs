@@ -19,7 +19,10 @@ use crate::{
         Shared, //
     },
     errno,
-    inject::Object, //
+    inject::{
+        spin,
+        Object, //
+    }, //
 };
 use core::ptr::{
     self,
@@ -27,11 +30,7 @@ use core::ptr::{
 };
 use kernel::{
     prelude::*,
-    sync::Arc,
-    time::{
-        Instant,
-        Monotonic, //
-    }, //
+    sync::Arc, //
 };
 use rdma_bindings as bindings;
 
@@ -114,11 +113,8 @@ pub(crate) unsafe extern "C" fn get_qp(
     let Some((qp, us)) = found else {
         return ptr::null_mut();
     };
-    let start = Instant::<Monotonic>::now();
     // `iw_cm` has a spinlock locked.
-    while start.elapsed().as_micros_ceil() < i64::from(us) {
-        core::hint::spin_loop();
-    }
+    spin(us);
     qp.as_ptr()
 }
 

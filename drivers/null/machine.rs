@@ -14,7 +14,7 @@ use crate::{
     inject::{
         Arms,
         Creations,
-        Deregs,
+        Failures,
         Plan,
         Stall,
         Verdict, //
@@ -55,7 +55,7 @@ pub(crate) struct Machine {
     /// The injections for any QP.
     pub(crate) plan: Plan,
     pub(crate) creations: Creations,
-    pub(crate) deregs: Deregs,
+    pub(crate) deregs: Failures,
     pub(crate) arms: Arms,
     /// `true` for an iWARP device, such as siw.
     pub(crate) iwarp: bool,
@@ -81,7 +81,7 @@ impl Machine {
             generation: 0,
             plan: Plan::default(),
             creations: Creations::default(),
-            deregs: Deregs::default(),
+            deregs: Failures::default(),
             arms: Arms::default(),
             iwarp: false,
             cm: None,
@@ -145,9 +145,9 @@ impl Machine {
         attr: &bindings::ib_qp_attr,
         mask: u32,
     ) -> Result {
-        self.plan.fails_modify()?;
+        self.plan.modify.check()?;
         let qp = self.qps.get_mut(index).ok_or(EINVAL)?;
-        qp.plan.fails_modify()?;
+        qp.plan.modify.check()?;
         let next = if mask & bindings::ib_qp_attr_mask_IB_QP_STATE != 0 {
             attr.qp_state
         } else {

@@ -83,7 +83,8 @@ pub(crate) fn stall<C: Way>(t: &mut Turn<'_, C>) -> Result {
 
 pub(crate) fn arm<C: Way>(t: &mut Turn<'_, C>) -> Result {
     let (us, count) = (t.rng.below(40), 1 + t.rng.below(3));
-    t.world.null()?.inject(Injection::Arm { us, count })
+    let honest = false;
+    t.world.null()?.inject(Injection::Arm { us, count, honest })
 }
 
 pub(crate) fn peek<C: Way>(t: &mut Turn<'_, C>) -> Result {

@@ -457,13 +457,15 @@ fn own_cq<C: Way>(t: &mut Turn<'_, C>) -> Result {
     if way == 0 {
         // For longer than it takes to end the CQ.
         let (us, count) = (t.rng.below(20_000), 1 + t.rng.below(3));
-        null.inject(Injection::Arm { us, count })?;
+        let honest = false;
+        null.inject(Injection::Arm { us, count, honest })?;
     }
     // The completions of all but one come, as the round releases them, while the CQ is being armed.
     let meanwhile = way == 1;
     if meanwhile {
         let us = t.rng.below(5_000);
-        null.inject(Injection::Rearm { us, count: 2 })?;
+        let (count, honest) = (2, true);
+        null.inject(Injection::Arm { us, count, honest })?;
     }
     let back = Back::new()?;
     for n in 0..1 + t.rng.below(4) {

@@ -6,20 +6,17 @@ use crate::{
     cq::Cq,
     device::Shared,
     errno,
-    inject::Object,
+    inject::{
+        spin,
+        Object, //
+    },
     irq::{
         self,
         CqWork,
         Irq, //
     }, //
 };
-use kernel::{
-    prelude::*,
-    time::{
-        Instant,
-        Monotonic, //
-    }, //
-};
+use kernel::prelude::*;
 use rdma_bindings as bindings;
 
 /// The most entries of a completion queue.
@@ -149,10 +146,7 @@ pub(super) unsafe extern "C" fn req_notify_cq(
         false => None,
     };
     if let Some((us, honest)) = longer {
-        let start = Instant::<Monotonic>::now();
-        while start.elapsed().as_micros_ceil() < i64::from(us) {
-            core::hint::spin_loop();
-        }
+        spin(us);
         // The CQ may be gone by now, if its user has not waited for this.
         if !honest {
             return 1;

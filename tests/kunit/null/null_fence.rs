@@ -27,6 +27,12 @@ const CAPS: Caps = Caps::new(4, 4);
 const LATE_US: u32 = 15_000;
 const LATE: u32 = 20;
 
+/// The next `count` times that a CQ is armed take longer, and report completions in any case.
+fn arm(us: u32, count: u32) -> Injection {
+    let honest = false;
+    Injection::Arm { us, count, honest }
+}
+
 /// Ends a CQ again and again while its poll is late.
 fn ends_while_it_is_polled<C: Polled + CorePolled>() -> Result {
     let null = NullEnv::new()?;
@@ -36,16 +42,13 @@ fn ends_while_it_is_polled<C: Polled + CorePolled>() -> Result {
         let qp = null.env.raw_qp(&cq, &CAPS)?;
         null.dev
             .inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
-        null.dev.inject(Injection::Arm {
-            us: LATE_US,
-            count: LATE,
-        })?;
+        null.dev.inject(arm(LATE_US, LATE))?;
         qp.post_send(Counted::new(&times)?, |_| Ok(SendWr::send([])))?;
         wait(|| times.get() == 1)?;
         qp.destroy(&null.env.cx)?;
         drop(cq);
         wait(|| null.dev.objects()[0] == 0)?;
-        null.dev.inject(Injection::Arm { us: 0, count: 0 })?;
+        null.dev.inject(arm(0, 0))?;
     }
     Ok(())
 }
@@ -75,7 +78,7 @@ mod tests {
     #[test]
     fn late_arming_loses_no_completion() -> Result {
         let null = NullEnv::new()?;
-        null.dev.inject(Injection::Arm { us: 0, count: LATE })?;
+        null.dev.inject(arm(0, LATE))?;
         let (cq, times) = (null.env.cq::<Softirq>(CAPS.entries())?, Counter::new()?);
         let qp = null.env.raw_qp(&cq, &CAPS)?;
         null.dev
