@@ -447,6 +447,14 @@ impl Conns {
         (conn.num == num && conn.state == State::Asked).then_some((index, conn))
     }
 
+    /// Fails with `EINVAL` if there is no QP, or if it has a connection.
+    fn check_unconnected(&self, qp: Option<usize>) -> Result {
+        match qp.is_some_and(|qp| !self.table.iter().any(|conn| conn.has(qp))) {
+            true => Ok(()),
+            false => Err(EINVAL),
+        }
+    }
+
     /// Has the work item look at a connection.
     fn queue(&mut self, index: usize) {
         if let Some(conn) = self.table.get_mut(index) {
@@ -605,13 +613,7 @@ impl Cm {
     /// Asks the listener of an address.
     pub(crate) fn connect(self: &Arc<Self>, mut conn: KBox<Conn>, to: SocketAddr) -> Result {
         let mut conns = self.conns.lock();
-        if conn
-            .active
-            .qp
-            .is_none_or(|qp| conns.table.iter().any(|it| it.has(qp)))
-        {
-            return Err(EINVAL);
-        }
+        conns.check_unconnected(conn.active.qp)?;
         let index = conns.table.vacant()?;
         conns.made += 1;
         conn.num = conns.made * MAX_CONN + index;
@@ -649,12 +651,7 @@ impl Cm {
         answer: Param,
     ) -> Result<(usize, bool)> {
         let mut conns = self.conns.lock();
-        if passive
-            .qp
-            .is_none_or(|qp| conns.table.iter().any(|it| it.has(qp)))
-        {
-            return Err(EINVAL);
-        }
+        conns.check_unconnected(passive.qp)?;
         let lost = conns.losses;
         let (index, conn) = conns.asked(num).ok_or(ECONNRESET)?;
         let peer = conn.active.qp.ok_or(EINVAL)?;

@@ -382,53 +382,41 @@ impl Shared {
     }
 }
 
-/// Raises an event of a QP.
-///
-/// # Safety
-///
-/// The QP is valid until this returns. Process context.
-pub(crate) unsafe fn raise_qp_event(qp: *mut bindings::ib_qp, event: bindings::ib_event_type) {
-    // SAFETY: The caller promises that the QP is valid; the core has set these before it was
-    // created.
-    let (device, handler, context) =
-        unsafe { ((*qp).device, (*qp).event_handler, (*qp).qp_context) };
-    let mut event = bindings::ib_event {
-        device,
-        element: bindings::ib_event__bindgen_ty_1 {
-            qp: ManuallyDrop::new(qp),
-        },
-        event,
+macro_rules! raise_event {
+    ($raise:ident, $object:ident: $type:ident, $context:ident) => {
+        /// Raises an event of an object, by the handler that its user or the core has set.
+        ///
+        /// # Safety
+        ///
+        /// The object is valid until this returns. Process context.
+        pub(crate) unsafe fn $raise(object: *mut bindings::$type, event: bindings::ib_event_type) {
+            // SAFETY: The caller promises that the object is valid; the core has set these before
+            // it was created.
+            let (device, handler, context) = unsafe {
+                (
+                    (*object).device,
+                    (*object).event_handler,
+                    (*object).$context,
+                )
+            };
+            let mut event = bindings::ib_event {
+                device,
+                element: bindings::ib_event__bindgen_ty_1 {
+                    $object: ManuallyDrop::new(object),
+                },
+                event,
+            };
+            if let Some(handler) = handler {
+                // SAFETY: The handler is called in process context, with an event of the object
+                // and its context.
+                unsafe { handler(&raw mut event, context) };
+            }
+        }
     };
-    if let Some(handler) = handler {
-        // SAFETY: The core's handler, called in process context with an event of the QP and its
-        // context.
-        unsafe { handler(&raw mut event, context) };
-    }
 }
 
-/// Raises an event of an SRQ.
-///
-/// # Safety
-///
-/// The SRQ is valid until this returns. Process context.
-unsafe fn raise_srq_event(srq: *mut bindings::ib_srq, event: bindings::ib_event_type) {
-    // SAFETY: The caller promises that the SRQ is valid; the core has set these before it was
-    // created.
-    let (device, handler, context) =
-        unsafe { ((*srq).device, (*srq).event_handler, (*srq).srq_context) };
-    let mut event = bindings::ib_event {
-        device,
-        element: bindings::ib_event__bindgen_ty_1 {
-            srq: ManuallyDrop::new(srq),
-        },
-        event,
-    };
-    if let Some(handler) = handler {
-        // SAFETY: The consumer's handler, called in process context with an event of the SRQ and
-        // its context.
-        unsafe { handler(&raw mut event, context) };
-    }
-}
+raise_event!(raise_qp_event, qp: ib_qp, qp_context);
+raise_event!(raise_srq_event, srq: ib_srq, srq_context);
 
 impl Shared {
     /// Raises an event of the QP with this number.

@@ -40,7 +40,7 @@ pub(super) unsafe extern "C" fn create_cq(
 ) -> c_int {
     // SAFETY: The core has set the device, whose operation this is, and gives valid attributes.
     let (shared, attr) = unsafe { (Shared::of((*cq).device), &*attr) };
-    let create = || -> Result<usize> {
+    let create = || -> Result {
         shared.machine.lock().creations.check(Object::Cq)?;
         if attr.cqe == 0 || attr.cqe > MAX_CQE {
             return Err(EINVAL);
@@ -52,19 +52,14 @@ pub(super) unsafe extern "C" fn create_cq(
         let mut machine = shared.machine.lock();
         let index = machine.cqs.vacant()?;
         machine.cqs.put(index, new);
-        Ok(index)
-    };
-    match create() {
-        Ok(index) => {
-            // SAFETY: The core has allocated the size that the device's operations ask for.
-            unsafe {
-                (*cq.cast::<IbCq>()).index = index;
-                (*cq).cqe = attr.cqe as c_int;
-            }
-            0
+        // SAFETY: The core has allocated the size that the device's operations ask for.
+        unsafe {
+            (*cq.cast::<IbCq>()).index = index;
+            (*cq).cqe = attr.cqe as c_int;
         }
-        Err(e) => e.to_errno(),
-    }
+        Ok(())
+    };
+    errno(create())
 }
 
 /// # Safety

@@ -46,7 +46,7 @@ pub(super) unsafe extern "C" fn create_qp(
 ) -> c_int {
     // SAFETY: The core has set the device, whose operation this is, and gives valid attributes.
     let (shared, attr) = unsafe { (Shared::of((*qp).device), &*attr) };
-    let create = || -> Result<(usize, u32)> {
+    let create = || -> Result {
         shared.machine.lock().creations.check(Object::Qp)?;
         check_caps(&attr.cap)?;
         if !matches!(
@@ -84,19 +84,17 @@ pub(super) unsafe extern "C" fn create_qp(
         let new = KBox::new(Qp::new(config, recvs)?, GFP_KERNEL)?;
         let mut machine = shared.machine.lock();
         let index = machine.qps.vacant()?;
-        Ok((index, machine.add_qp(index, new)))
+        let num = machine.add_qp(index, new);
+        drop(machine);
+        // SAFETY: The core has allocated the size that the device's operations ask for.
+        unsafe {
+            (*qp.cast::<IbQp>()).index = index;
+            (*qp).qp_num = num;
+        }
+        shared.add_files(num);
+        Ok(())
     };
-    let (index, num) = match create() {
-        Ok(created) => created,
-        Err(e) => return e.to_errno(),
-    };
-    // SAFETY: The core has allocated the size that the device's operations ask for.
-    unsafe {
-        (*qp.cast::<IbQp>()).index = index;
-        (*qp).qp_num = num;
-    }
-    shared.add_files(num);
-    0
+    errno(create())
 }
 
 /// Begins a change of a QP: reports another one that has not ended, and waits as long as was

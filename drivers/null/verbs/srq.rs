@@ -4,6 +4,7 @@
 
 use crate::{
     device::Shared,
+    errno,
     inject::Object,
     qp::{
         MAX_SGE,
@@ -36,7 +37,7 @@ pub(super) unsafe extern "C" fn create_srq(
 ) -> c_int {
     // SAFETY: The core has set the device, whose operation this is, and gives valid attributes.
     let (shared, attr) = unsafe { (Shared::of((*srq).device), &mut *attr) };
-    let create = || -> Result<usize> {
+    let create = || -> Result {
         shared.machine.lock().creations.check(Object::Srq)?;
         let is_basic = attr.srq_type == bindings::ib_srq_type_IB_SRQT_BASIC;
         let (max_wr, max_sge) = (attr.attr.max_wr, attr.attr.max_sge);
@@ -45,21 +46,15 @@ pub(super) unsafe extern "C" fn create_srq(
         }
         let queue = RecvQueue::new(max_wr as usize, max_sge as usize)?;
         let raw = SrqPtr(NonNull::new(srq).ok_or(EINVAL)?);
-        let new = Srq { raw, queue };
-        let new = KBox::new(new, GFP_KERNEL)?;
+        let new = KBox::new(Srq { raw, queue }, GFP_KERNEL)?;
         let mut machine = shared.machine.lock();
         let index = machine.srqs.vacant()?;
         machine.srqs.put(index, new);
-        Ok(index)
+        // SAFETY: The core has allocated the size that the device's operations ask for.
+        unsafe { (*srq.cast::<IbSrq>()).index = index };
+        Ok(())
     };
-    match create() {
-        Ok(index) => {
-            // SAFETY: The core has allocated the size that the device's operations ask for.
-            unsafe { (*srq.cast::<IbSrq>()).index = index };
-            0
-        }
-        Err(e) => e.to_errno(),
-    }
+    errno(create())
 }
 
 /// # Safety
