@@ -865,7 +865,7 @@ impl<X: Exchange> Tags<X> {
         C: Provides<X::Needs>,
     {
         // First, so that there is little to drop where a step fails.
-        let header = Header::init(&qp.inner, count, generation_bits)?;
+        let header = Header::new(&qp.inner, count, generation_bits)?;
         let table = KBox::<Table<X>>::new_uninit(GFP_KERNEL)?;
         let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for index in 0..count {
@@ -891,7 +891,7 @@ impl<X: Exchange> Tags<X> {
             unsafe { slots.inc_len(1) };
         }
         let init = pin_init!(Table {
-            header <- header.get(),
+            header <- header,
             slots,
             connection,
             turns <- kernel::new_spinlock_irq!(Turns::new()),

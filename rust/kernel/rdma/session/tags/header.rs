@@ -30,55 +30,6 @@ use kernel::{
 /// A wait of a [`Completion`], which tells what ends it.
 pub(super) type WaitFn = fn(&Completion, Jiffies, &Sleepable) -> Result<Jiffies>;
 
-/// The initialiser of a [`Header`]: what may fail was done.
-pub(super) struct HeaderInit {
-    poller: cq::Poller,
-    qp: QpId,
-    names_first: bool,
-    mask: Mask,
-    count: usize,
-    words: KVec<BitmapWord>,
-}
-
-impl HeaderInit {
-    /// Returns it as one of `pin_init!`.
-    #[inline]
-    pub(super) fn get(self) -> impl PinInit<Header> {
-        // SAFETY: `write` initialises all fields of the slot, which is not moved, and cannot fail.
-        unsafe {
-            pin_init::pin_init_from_closure(move |slot| {
-                self.write(slot);
-                Ok(())
-            })
-        }
-    }
-
-    /// Initialises a header.
-    ///
-    /// # Safety
-    ///
-    /// `slot` is valid for writes, and pinned.
-    unsafe fn write(self, slot: *mut Header) {
-        let init = pin_init!(Header {
-            poller: self.poller,
-            qp: self.qp,
-            names_first: self.names_first,
-            mask: self.mask,
-            closed: AtomicI32::new(0),
-            words: self.words,
-            count: self.count,
-            lock <- kernel::new_spinlock_irq!(Locked {
-                waiters: 0,
-                // The `Tags`, and the keeper.
-                handles: 2,
-            }),
-            freed <- Completion::new(),
-        });
-        // SAFETY: The slot is valid and pinned, as the caller promises.
-        unsafe { pin_init::raw_init(slot, init) };
-    }
-}
-
 /// See the module.
 ///
 /// # Invariants
@@ -112,7 +63,11 @@ struct Locked {
 
 impl Header {
     /// Makes that of `count` free tags of a QP. Fails as [`Tags::new`](super::Tags::new).
-    pub(super) fn init(qp: &qp::Inner, count: u32, generation_bits: u32) -> Result<HeaderInit> {
+    pub(super) fn new(
+        qp: &qp::Inner,
+        count: u32,
+        generation_bits: u32,
+    ) -> Result<impl PinInit<Self>> {
         // SAFETY: The QP keeps the table, of which this is part, by a `Keeper`, whose drop forgets
         // the CQ.
         let poller = unsafe { qp.only_poller() }.ok_or(EINVAL)?;
@@ -124,14 +79,22 @@ impl Header {
             let tags = count.saturating_sub(first).min(TAGS);
             words.push(BitmapWord::new(tags), GFP_KERNEL)?;
         }
-        Ok(HeaderInit {
+        let (qp_id, names_first) = (qp.target.qp_id, qp.names_first());
+        Ok(pin_init!(Self {
             poller,
-            qp: qp.target.qp_id,
-            names_first: qp.names_first(),
+            qp: qp_id,
+            names_first,
             mask: Mask::new(generation_bits),
-            count: count as usize,
+            closed: AtomicI32::new(0),
             words,
-        })
+            count: count as usize,
+            lock <- kernel::new_spinlock_irq!(Locked {
+                waiters: 0,
+                // The `Tags`, and the keeper.
+                handles: 2,
+            }),
+            freed <- Completion::new(),
+        }))
     }
 
     /// Fails with the error of [`Header::close`].
