@@ -3,13 +3,13 @@
 //! Requests that are answered, many at once.
 //!
 //! An [`Exchange`] has two parts: its request, which is posted, and what waits for the reply. Each
-//! tag of a [`Tags`] has one of them, made once. A [`Tag`] is held by who has taken it, as a tag of
-//! blk-mq; it is posted ([`Tag::post`]), the peer's message names it by its [`TagId`], and
-//! [`Tags::reply`] finds it. A tag names another exchange only when the send has completed and the
-//! reply was handled, in any order: see Documentation/session.rst.
+//! tag of a [`Tags`] has one of them, made once. A [`Tag`] is taken, as a tag of blk-mq, and posted
+//! ([`Tag::post`]); the peer's message names it by its [`TagId`], and [`Tags::reply`] finds it. A
+//! tag names another exchange only when the send has completed and the reply was handled, in any
+//! order: see Documentation/session.rst.
 //!
-//! Of the sends of a table one in a few may be signaled ([`Tag::post_in_turn`]). Its completion
-//! ends those before it, so a tag may be out for a while after its reply has come.
+//! A table may have only one in a few sends signaled ([`Tag::post_in_turn`]). Its completion ends
+//! those before it, so a tag may be out for a while after its reply has come.
 //!
 //! # Examples
 //!
@@ -188,9 +188,9 @@ struct Slot<X: Exchange> {
     cqe: Cqe<Self>,
     inv_cqe: Cqe<Self, INV>,
     state: State,
-    /// The sends that come home with that of this one, or the next in the list of the table.
+    /// The sends that complete with that of this one, or the next in the list of the table.
     link: Link,
-    /// Those that come home with the invalidation.
+    /// Those that complete with the invalidation.
     inv_link: Link,
     index: u16,
     table: NonNull<Table<X>>,
@@ -262,9 +262,9 @@ impl<X: Exchange> SlotRef<X> {
 
     /// Returns the list that `link`, which is of this slot, begins.
     #[inline]
-    fn home(self, link: &Link) -> Home<X> {
+    fn sends(self, link: &Link) -> DoneSends<X> {
         let next = if X::IN_TURN { link.next() } else { None };
-        Home {
+        DoneSends {
             table: self.table,
             next,
         }
@@ -273,15 +273,15 @@ impl<X: Exchange> SlotRef<X> {
     /// The sends of a list have completed, in a handler of the CQ. Not inlined, as most lists have
     /// none.
     #[inline(never)]
-    fn sent_all(home: Home<X>, wc: &Wc, cx: &X::Needs) {
-        for slot in home {
+    fn sent_all(sends: DoneSends<X>, wc: &Wc, cx: &X::Needs) {
+        for slot in sends {
             slot.sent(wc, cx);
         }
     }
 
     /// Notes that the sends of a list are back, where handlers may run at the same time.
-    fn stray_all(home: Home<X>) {
-        for slot in home {
+    fn stray_all(sends: DoneSends<X>) {
+        for slot in sends {
             slot.stray(Half::Send);
         }
     }
@@ -306,12 +306,12 @@ impl<X: Exchange> SlotRef<X> {
 ///
 /// The sends of the list are those of `table`, and out until the iterator returns them; while there
 /// is one, the table is valid. A signaled request behind them has completed, or the QP was drained.
-struct Home<X: Exchange> {
+struct DoneSends<X: Exchange> {
     table: NonNull<Table<X>>,
     next: Option<u16>,
 }
 
-impl<X: Exchange> Iterator for Home<X> {
+impl<X: Exchange> Iterator for DoneSends<X> {
     type Item = SlotRef<X>;
 
     #[inline]
@@ -333,14 +333,14 @@ impl<X: Exchange> CqeHandler for Slot<X> {
     #[inline]
     fn done(slot: SlotRef<X>, wc: &Wc, cx: &X::Needs) {
         // INVARIANT: The request that the list was given to has completed.
-        let home = slot.home(&slot.link);
+        let sends = slot.sends(&slot.link);
         if !slot.table().header.poller.is_at(wc) {
             slot.stray(Half::Send);
-            return SlotRef::stray_all(home);
+            return SlotRef::stray_all(sends);
         }
         slot.sent(wc, cx);
-        if home.next.is_some() {
-            SlotRef::sent_all(home, wc, cx);
+        if sends.next.is_some() {
+            SlotRef::sent_all(sends, wc, cx);
         }
     }
 }
@@ -352,7 +352,7 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
     #[inline]
     fn done(slot: SlotRef<X>, wc: &Wc, cx: &X::Needs) {
         // INVARIANT: The invalidation, to which the list was given, has completed.
-        let home = slot.home(&slot.inv_link);
+        let sends = slot.sends(&slot.inv_link);
         if !slot.table().header.poller.is_at(wc) {
             if wc.result().is_ok() {
                 // Handlers may run, so it is not known whether the registration came before.
@@ -362,10 +362,10 @@ impl<X: Exchange> CqeHandler<INV> for Slot<X> {
                 unsafe { mr::undo_invalidated(wc) };
             }
             slot.stray(Half::Reply);
-            return SlotRef::stray_all(home);
+            return SlotRef::stray_all(sends);
         }
         // The send of this exchange may be one of them. It does not end, as its reply is handled.
-        SlotRef::sent_all(home, wc, cx);
+        SlotRef::sent_all(sends, wc, cx);
         if wc.result().is_err() {
             return slot.stray(Half::Reply);
         }
@@ -468,7 +468,7 @@ impl<X: Exchange> Table<X> {
             let next = self.turns.lock().take();
             let table = self.into();
             // INVARIANT: The QP was drained. The list is taken from the table.
-            SlotRef::stray_all(Home { table, next });
+            SlotRef::stray_all(DoneSends { table, next });
         }
     }
 
