@@ -344,6 +344,9 @@ struct Registered {
     #[pin]
     end: workqueue::Work<Self>,
     index: removal::Index,
+    device: Device,
+    // Dropped last: the client may be gone after that.
+    object: objects::Object,
 }
 
 kernel::impl_has_work! {
@@ -410,20 +413,14 @@ impl removal::OnRemoval for Registered {
     }
 }
 
-struct OwnedAgent {
-    registered: Arc<Registered>,
-    device: Device,
-    object: objects::Object,
-}
-
-impl deferred::Teardown for OwnedAgent {
+impl deferred::Teardown for Arc<Registered> {
     fn object(&self) -> Option<&objects::Object> {
         Some(&self.object)
     }
 
     fn teardown(&self, cx: &Sleepable) -> Result {
-        self.device.inner().removal.remove(&*self.registered);
-        self.registered.end(ECANCELED, cx);
+        self.device.inner().removal.remove(&**self);
+        self.end(ECANCELED, cx);
         Ok(())
     }
 }
@@ -431,7 +428,7 @@ impl deferred::Teardown for OwnedAgent {
 /// Sends and receives MADs of one class through one port (`struct ib_mad_agent`). A work item
 /// unregisters it.
 pub struct Agent {
-    state: deferred::Deferred<OwnedAgent>,
+    state: deferred::Deferred<Arc<Registered>>,
     class: Class,
     port: u32,
     hi_tid: u32,
@@ -486,10 +483,12 @@ impl Agent {
             ended <- kernel::new_mutex!(false),
             end <- kernel::new_work!("rdma::mad::Agent::end"),
             index: removal::Index::new(),
+            device: dev.clone(),
+            object,
             // Last, as the handlers may be called from here on.
             // SAFETY: The device is registered by the invariant of `device::Inner`, and has the
             // port. The request is copied. The queue was initialised above, and outlives the agent:
-            // nothing of this initialiser can fail after this, and the teardown of `OwnedAgent`
+            // nothing of this initialiser can fail after this, and the teardown
             // unregisters the agent.
             // INVARIANT: The agent is registered with the queue as its context.
             raw: NonNull::new(from_err_ptr(unsafe {
@@ -510,11 +509,7 @@ impl Agent {
         let registered = Arc::pin_init(init, GFP_KERNEL)?;
         // SAFETY: The agent is registered by the type invariant. The field is constant.
         let hi_tid = unsafe { (*registered.raw.as_ptr()).hi_tid };
-        let state = reserved.fill(OwnedAgent {
-            registered: registered.clone(),
-            device: dev.clone(),
-            object,
-        });
+        let state = reserved.fill(registered.clone());
         dev.inner().removal.add(registered)?;
         Ok(Self {
             state,
@@ -531,20 +526,20 @@ impl Agent {
     }
 
     fn as_raw(&self) -> *mut bindings::ib_mad_agent {
-        self.state.registered.raw.as_ptr()
+        self.state.raw.as_ptr()
     }
 
     /// Takes a reference that keeps the agent registered: [`Registered::end`] waits for it.
     fn get(&self) -> Result<refs::Ref<Registered>> {
-        let registered = NonNull::from(&*self.state.registered);
-        // SAFETY: `OwnedAgent` ends the registration before it drops it, which waits for
-        // references.
+        let registered = NonNull::from(&**self.state);
+        // SAFETY: The registration is ended before it is dropped, by the teardown of the agent, and
+        // that waits for references.
         unsafe { refs::Ref::try_get(registered, refs::Kind::Mad) }.map_err(|e| self.reason(e))
     }
 
     /// Returns the reason for which the agent was ended, or `error` if it was not.
     fn reason(&self, error: Error) -> Error {
-        let closed = self.state.registered.queue.mads.lock().closed;
+        let closed = self.state.queue.mads.lock().closed;
         closed.unwrap_or(error)
     }
 
@@ -552,7 +547,7 @@ impl Agent {
     /// limit if that is `None`. Does not wait if it is 0. Fails with `ETIMEDOUT`, `ERESTARTSYS` on
     /// a signal, `ENODEV` if the device goes, or `ECANCELED` after [`Agent::stop`].
     pub fn recv(&self, timeout_ms: Option<u32>, cx: &Sleepable) -> Result<Received> {
-        self.state.registered.queue.pop(timeout_ms, cx)
+        self.state.queue.pop(timeout_ms, cx)
     }
 
     /// Unregisters the agent (`ib_unregister_mad_agent`): waits and later calls fail with
@@ -560,7 +555,7 @@ impl Agent {
     /// that this waits for may have called; the agent then stays registered.
     pub fn stop(&self, cx: &Sleepable) -> Result {
         InCallback::refuse()?;
-        self.state.registered.end(ECANCELED, cx);
+        self.state.end(ECANCELED, cx);
         Ok(())
     }
 
