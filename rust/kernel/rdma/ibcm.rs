@@ -588,17 +588,14 @@ unsafe extern "C" fn on_listener_event(
     })
 }
 
-struct ListenerState(Arc<Listening>);
-
-impl deferred::Teardown for ListenerState {
+impl deferred::Teardown for Arc<Listening> {
     fn object(&self) -> Option<&objects::Object> {
-        Some(&self.0.object)
+        Some(&self.object)
     }
 
     fn teardown(&self, _cx: &Sleepable) -> Result {
-        let listening = &self.0;
-        listening.device.inner().removal.remove(&**listening);
-        listening.id.destroy();
+        self.device.inner().removal.remove(&**self);
+        self.id.destroy();
         Ok(())
     }
 }
@@ -606,7 +603,7 @@ impl deferred::Teardown for ListenerState {
 /// Listens for connections to a service id on one device (`ib_cm_listen`). Dropping it stops
 /// listening, from a work item. Connections that were accepted go on.
 pub struct Listener {
-    state: deferred::Deferred<ListenerState>,
+    state: deferred::Deferred<Arc<Listening>>,
 }
 
 impl Listener {
@@ -644,7 +641,7 @@ impl Listener {
         let id = unsafe { create(device, on_listener_event, context) }?;
         listening.id.set(id);
         let this = Self {
-            state: reserved.fill(ListenerState(listening.clone())),
+            state: reserved.fill(listening.clone()),
         };
         // SAFETY: The id is alive: `this` has it, and the removal does not know it yet.
         to_result(unsafe { bindings::ib_cm_listen(id.as_ptr(), service_id.to_be()) })?;

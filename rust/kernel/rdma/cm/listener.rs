@@ -263,15 +263,13 @@ unsafe extern "C" fn on_listener_event(
     })
 }
 
-struct ListenerState(Arc<Listening>);
-
-impl deferred::Teardown for ListenerState {
+impl deferred::Teardown for Arc<Listening> {
     fn object(&self) -> Option<&objects::Object> {
-        Some(&self.0.object)
+        Some(&self.object)
     }
 
     fn teardown(&self, _cx: &Sleepable) -> Result {
-        self.0.id.destroy();
+        self.id.destroy();
         Ok(())
     }
 }
@@ -279,7 +277,7 @@ impl deferred::Teardown for ListenerState {
 /// Listens for connections on an address (`rdma_listen`). Dropping it stops listening, from a work
 /// item. Connections that were taken go on.
 pub struct Listener {
-    state: deferred::Deferred<ListenerState>,
+    state: deferred::Deferred<Arc<Listening>>,
 }
 
 impl Listener {
@@ -288,7 +286,7 @@ impl Listener {
     ///
     /// `backlog` is the number of connections that may wait for their peers to confirm them, at
     /// least one: one more gives up that which has waited for longest, with [`cm::Event::Failed`].
-    /// A peer that has sent data has confirmed by that, once the ULP tells
+    /// Data from the peer are a confirmation, too, if the ULP reports them
     /// ([`Id::notify_established`]).
     /// Requests are refused while as many again are being given up, or the ULP has not answered
     /// those that wait. Fails with `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV` if no device has it,
@@ -367,10 +365,10 @@ impl Listener {
         let raw = unsafe { options.create(client, on_listener_event, context) }?;
         listening.id.set(raw);
         let this = Self {
-            state: reserved.fill(ListenerState(listening)),
+            state: reserved.fill(listening),
         };
-        // Once it is bound, the removal of the device destroys the id: not before it is unlocked.
-        let locked = this.state.0.id.raw.lock();
+        // Once the id is bound, the removal of the device destroys it; it waits for the lock.
+        let locked = this.state.id.raw.lock();
         let options = Options {
             src: Some(addr),
             ..*options
@@ -421,7 +419,7 @@ impl Listener {
     /// }
     /// ```
     pub fn has_stopped(&self) -> bool {
-        self.state.0.has_stopped.load(atomic::Relaxed)
+        self.state.has_stopped.load(atomic::Relaxed)
     }
 
     /// Stops listening and waits for that, so that the address is free. Fails with `EDEADLK` in a
