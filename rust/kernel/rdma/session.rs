@@ -47,13 +47,19 @@ use crate::{
 /// Ends a connection, which may not be established yet, or be gone: disconnects it, and drains its
 /// QP, so that all owners are back (`rdma_disconnect`, `ib_drain_qp`). Fails as [`Qp::drain`].
 pub fn end<S: PollContext, R: PollContext>(id: &cm::Id, qp: &Qp<S, R>, cx: &Sleepable) -> Result {
-    // If there is no connection, the drain flushes the requests.
-    let _ = id.disconnect(cx);
-    qp.drain(cx)
+    end_inner(id, &qp.inner, cx)
 }
 
-/// A connection that is being made, and is [ended](end) if this is dropped before. Should that
-/// fail, the receives let go of it ([`Qp::release_recvs`]).
+/// As [`end`]; not generic, so that it is not in each ULP.
+fn end_inner(id: &cm::Id, qp: &qp::Inner, cx: &Sleepable) -> Result {
+    // If there is no connection, the drain flushes the requests.
+    let _ = id.disconnect(cx);
+    qp.drain_posted(cx)
+}
+
+/// A guard of a connection that is being made: unless it was [connected](Connecting::connected),
+/// its drop [ends](end) the connection. If that fails, the receives give up their references
+/// ([`Qp::release_recvs`]).
 #[must_use = "the connection is ended when this is dropped"]
 pub struct Connecting<'a, S: PollContext, R: PollContext> {
     id: &'a cm::Id,
@@ -62,12 +68,12 @@ pub struct Connecting<'a, S: PollContext, R: PollContext> {
 }
 
 impl<'a, S: PollContext, R: PollContext> Connecting<'a, S, R> {
-    /// Called before the first receive is posted.
+    /// Makes the guard. Called before the first receive is posted.
     pub fn new(id: &'a cm::Id, qp: &'a Qp<S, R>, cx: &'a Sleepable) -> Self {
         Self { id, qp, cx }
     }
 
-    /// The connection is made, and is not ended by this.
+    /// Disarms the guard, once the connection is made.
     pub fn connected(self) {
         core::mem::forget(self);
     }
@@ -79,11 +85,9 @@ impl<S: PollContext, R: PollContext> Drop for Connecting<'_, S, R> {
     }
 }
 
-/// Ends a connection that was not made. Not generic, so that it is not in each ULP.
+/// Ends a connection that was not made. Not generic, as [`end_inner`].
 fn abandon(id: &cm::Id, qp: &qp::Inner, cx: &Sleepable) {
-    // If there is no connection, the drain flushes the requests.
-    let _ = id.disconnect(cx);
-    if let Err(e) = qp.drain_posted(cx) {
+    if let Err(e) = end_inner(id, qp, cx) {
         crate::pr_err_ratelimited!("QP {} was not drained ({e:?})\n", qp.num());
         if let Err(e) = qp.release_recvs(cx) {
             crate::pr_err_ratelimited!("QP {} keeps its receives ({e:?})\n", qp.num());

@@ -11,7 +11,7 @@ use kernel::{
     time, //
 };
 
-/// The MAD layer wants a handler of each agent, and never calls this one.
+/// The send handler that the MAD layer requires of each agent. Never called.
 extern "C" fn on_sent(_: *mut bindings::ib_mad_agent, _: *mut bindings::ib_mad_send_wc) {}
 
 /// The flushes of a port that have begun, and that have ended, at most one less.
@@ -40,8 +40,8 @@ impl TimeoutFlush {
     /// Waits for the timeouts that have begun: for the send handlers that were called before. Not
     /// in a callback of a connection manager, which may be called by such a timeout.
     ///
-    /// A flush that was under way does not do: it may be beyond them. One that begins after this
-    /// was called does for all who have called by then.
+    /// A flush that has begun before this call may have passed them by. One that begins after it
+    /// serves all callers until then.
     pub(crate) fn wait(&self, device: &Device, port: u32, cx: &Sleepable) {
         let mut flushes = self.flushes.lock();
         let needed = flushes.begun.wrapping_add(1);
@@ -64,9 +64,9 @@ impl TimeoutFlush {
 ///
 /// The MAD layer calls the send handlers of all agents of a port for requests that have timed out
 /// on one ordered workqueue (`timeout_sends()` in core/mad.c). Only unregistering an agent flushes
-/// it, so this registers one that neither sends nor receives, and retries while that fails for want
-/// of memory or of agent numbers. The port's CQ, which calls the handler of what was not sent, is
-/// not waited for: see the limits in Documentation/safety.rst.
+/// it, so this registers one that neither sends nor receives, and retries while there is no memory
+/// or no agent number. It does not wait for the port's CQ, whose handler calls the send handlers of
+/// messages that were not sent: see the limits in Documentation/safety.rst.
 fn flush(device: &Device, port: u32, _cx: &Sleepable) {
     let (gsi, no_request) = (bindings::ib_qp_type_IB_QPT_GSI, ptr::null_mut());
     let agent = loop {

@@ -31,8 +31,8 @@ use state::{
 /// Places are given back when their work requests have completed, or were refused, by a call that
 /// also resumes the owners whose turn it is: mostly a completion handler, which posts for them.
 ///
-/// The places are numbers. One who gives back more or less than was taken finds the queue full, or
-/// waits for too long; nothing else comes of it.
+/// The places are numbers. A caller that gives back more than it has taken finds the queue full; if
+/// it gives back less, owners wait for too long. Neither breaks memory safety.
 ///
 /// Owners that wait are dropped, and no other waits, when the QP was drained ([`Qp::drain`]) or is
 /// about to be destroyed, and when this is dropped: their places would be those of requests whose
@@ -119,7 +119,7 @@ impl<W: Send + 'static> Room<W> {
     ///
     /// One thread resumes at a time. What it is given by others meanwhile, or by what `resume`
     /// calls, as where a post is refused, it gives to those that wait next; these calls return at
-    /// once. So `resume` is to stand any owner of the room.
+    /// once. So `resume` must accept any owner of the room.
     #[inline]
     pub fn give(&self, count: u32, resume: impl FnMut(W)) {
         if self.0.places.give(count) {

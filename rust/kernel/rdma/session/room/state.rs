@@ -8,7 +8,7 @@ use crate::atomic::{
     Ordering, //
 };
 
-/// Somebody waits, or the room is closed: places are taken under the lock of the line.
+/// An owner waits, or the room is closed: places are taken under the lock of the line.
 const WAITING: u32 = 1 << 31;
 
 /// The places of a send queue.
@@ -41,7 +41,7 @@ impl Places {
     /// places has happened.
     #[inline]
     pub(super) fn take(&self, count: u32) -> bool {
-        // While somebody waits, this is less than zero.
+        // While an owner waits, this is less than zero.
         let without = |now: u32| (now as i32 >= count as i32).then(|| now.wrapping_sub(count));
         // INVARIANT: So many were free.
         let taken = (self.now).fetch_update(Ordering::Acquire, Ordering::Relaxed, without);
@@ -49,7 +49,7 @@ impl Places {
     }
 
     /// Gives `count` places back. Returns whether the caller has to [trim](Places::trim) the number
-    /// and then to look at the line: somebody waits, or so many were not taken.
+    /// and then to look at the line: an owner waits, or so many were not taken.
     #[inline]
     #[must_use]
     pub(super) fn give(&self, count: u32) -> bool {
@@ -78,8 +78,8 @@ impl Places {
         taken.is_ok()
     }
 
-    /// Says whether somebody waits, under the lock of the line. A caller of `give` after this sees
-    /// that; what was given before this, `take_first` finds.
+    /// Sets whether an owner waits, under the lock of the line. A caller of `give` after this sees
+    /// that; `take_first` finds what was given before this.
     fn set_waiting(&self, is_waiting: bool) {
         let order = Ordering::AcqRel;
         if is_waiting {
@@ -142,7 +142,7 @@ impl<Q: Queue> Line<Q> {
             return Err((owner, TakeError::Closed(self.closed)));
         }
         places.set_waiting(true);
-        // Nobody is overtaken.
+        // No owner is overtaken.
         if self.queue.first().is_none() && places.take_first(count) {
             // INVARIANT: The line is empty.
             places.set_waiting(false);
