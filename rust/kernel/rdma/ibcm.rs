@@ -403,7 +403,7 @@ fn establish(qp: &qp::Inner, id: RawId<IbCm>, min_rnr_timer: RnrTimer) -> Result
         })?;
         // The number of the peer's first packet, which the manager learns only from the answer.
         attr.rq_psn = qp.num();
-        // The manager's own is the longest.
+        // The default of the manager is the longest timer.
         attr.min_rnr_timer = min_rnr_timer.as_raw();
         // SAFETY: The attributes are complete for the mask, as the manager has written both. What
         // they point to, the entry of a GID, is the id's, which is alive.
@@ -661,7 +661,7 @@ impl Listener {
 ///
 /// # Invariants
 ///
-/// `event` is the connection request of `id`, and this is the callback that tells it.
+/// `event` is the connection request of `id`, and this is its callback.
 pub struct Request<'a> {
     id: RawId<IbCm>,
     event: &'a bindings::ib_cm_event,

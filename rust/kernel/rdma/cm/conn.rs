@@ -97,7 +97,7 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
 pub(crate) enum State {
     /// The device and the addresses are not known, or C may still change them.
     Idle,
-    /// They are, and C no longer changes them.
+    /// The device and the addresses are known, and C no longer changes them.
     Resolved,
     /// The peer is being asked by the callback.
     Asking,
@@ -105,8 +105,8 @@ pub(crate) enum State {
     Requested,
     /// The peer was asked, or a request accepted.
     Connecting,
-    /// The ULP has said that the connection is established. The manager's worker has yet to find
-    /// that.
+    /// The ULP has reported that the connection is established, which the manager's worker has yet
+    /// to note.
     Notified,
     Established,
     /// The last event has come, or the request was rejected.
@@ -200,7 +200,7 @@ impl<M: Manager> RawId<M> {
     ///
     /// `raw` is an id that was just created, and is the caller's, or the error of that.
     pub(crate) unsafe fn new(raw: *mut M::Id) -> Result<Self> {
-        // INVARIANT: The caller makes the owner.
+        // INVARIANT: The caller gives the id to an owner, whose teardown destroys it.
         Ok(Self(NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?))
     }
 
@@ -485,11 +485,12 @@ impl<M: Manager> Conn<M> {
             Event::Other(_) if is_resolved && was == State::Idle => State::Resolved,
             Event::AddrChange | Event::Other(_) => was,
             Event::Established { .. } => {
-                // Nobody hears of a connection that exists after the last event.
+                // After the last event there is no handler left for a connection.
                 disconnect = inner.end || was == State::Closed;
                 State::Established
             }
-            // A neighbour got another address: the connection exists for the manager only.
+            // The peer's hardware address has changed: rdma_cm reports that, but does not end the
+            // connection.
             Event::Failed(_) if was == State::Established => {
                 disconnect = true;
                 was
@@ -644,7 +645,7 @@ impl<M: Manager> Conn<M> {
         let disconnected = unsafe { M::disconnect(self, id) };
         let mut inner = self.inner.lock();
         if matches!(inner.wait, Awaited::Async(_)) && inner.state != State::Established {
-            // The connection manager goes on asking the peer for long.
+            // C sends the request again for a long time, so the handler does not wait for the end.
             let handler = inner.handler.take();
             drop(inner);
             drop(handler);
@@ -687,8 +688,8 @@ impl<M: Manager> Conn<M> {
         if let Some(pending) = pending {
             pending.disarm();
         }
-        // The manager's worker is to find that the connection is established. A signal does not
-        // stop the end of the id, and so not this wait.
+        // The manager's worker has yet to note that the connection is established. A signal does
+        // not interrupt the teardown, and so not this wait.
         self.found.wait_timeout(NOTIFIED_MS, cx);
         destroy();
         self.inner.lock().state = State::Destroyed;

@@ -26,8 +26,9 @@ pub enum Event<'a> {
     /// `..._ADDR_ERROR`, `..._ROUTE_ERROR`). The last event of an id, unless it was established:
     /// the peer's address has moved, and it is being disconnected.
     Failed(Error),
-    /// The device goes (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module. The last event of an id:
-    /// the crate then ends the connection, and the removal waits until its objects are gone.
+    /// The device is being removed (`RDMA_CM_EVENT_DEVICE_REMOVAL`), or the module unloaded. The
+    /// last event of an id: the crate then ends the connection, and the removal waits until its
+    /// objects are gone.
     DeviceRemoval,
     /// The network interface of this end has another hardware address, as that of a bond after a
     /// failover (`RDMA_CM_EVENT_ADDR_CHANGE`). The connection still uses the old one: most ULPs
@@ -127,8 +128,8 @@ pub(super) unsafe fn private_data(raw: &bindings::rdma_cm_event) -> &[u8] {
     }
 }
 
-/// The handler of the events of a connection. What takes one fails with `EPERM` if the client, or
-/// the device, of the connection is another module's.
+/// The handler of the events of a connection. Functions that take one fail with `EPERM` if the
+/// client, or the device, of the connection is another module's.
 pub trait Handler: HasCode + Send + Sync {
     /// Handles an event. Events of one connection come one after the other, in process context. The
     /// handler is released after the last event, so that it may own the connection. A work item
@@ -153,7 +154,7 @@ impl RejectReason {
         Self(bindings::ib_cm_rej_reason_IB_CM_REJ_INVALID_SERVICE_ID);
     /// There is an older connection of this QP.
     pub const STALE_CONN: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_STALE_CONN);
-    /// The reason is the ULP's own; the data that are sent along say it.
+    /// The reason is the ULP's own, and is in the private data.
     pub const CONSUMER_DEFINED: Self = Self(bindings::ib_cm_rej_reason_IB_CM_REJ_CONSUMER_DEFINED);
 }
 

@@ -236,22 +236,22 @@ impl Id {
         cx: &Sleepable,
     ) -> Result<cm::PrivateData> {
         self.state.client.module().check_handler(&handler)?;
-        let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
-        let param = self.qp_param(param)?;
+        let raw = self.qp_param(param)?;
         let conn = &self.state.conn;
         let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
         let (mut installed, mut asked) = (false, false);
         let connect = || {
             conn.set_handler(&handler)?;
             installed = true;
+            let timer = param.min_rnr_timer;
             // SAFETY: Called by `connect_qp`, in `with_handler_lock`. The data are the caller's.
-            let ask = || unsafe { self.call_with_qp(bindings::rdma_connect_locked, param, timer) };
-            // This is no callback: `wait_for` has looked.
+            let ask = || unsafe { self.call_with_qp(bindings::rdma_connect_locked, raw, timer) };
+            // This is no callback, as `wait_for_answer` has checked.
             let connected = self.state.with_handler_lock(|| conn.connect_qp(ask));
             asked = connected.is_ok();
             connected
         };
-        let answer = conn.wait_for_answer(established, connect, timeout_ms, cx);
+        let answer = conn.wait_for_answer(established, connect, param.timeout_ms, cx);
         answer.inspect_err(|_| {
             if asked {
                 // If the connection comes nevertheless, its callback ends it.
@@ -278,18 +278,17 @@ impl Id {
         _cx: &Sleepable,
     ) -> Result {
         self.state.client.module().check_handler(&handler)?;
-        let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
-        let param = self.qp_param(param)?;
+        let (raw, timer) = (self.qp_param(param)?, param.min_rnr_timer);
         let conn = &self.state.conn;
         let locked = InCallback::has_locked(self.state.as_raw());
         if !locked && InCallback::is_current() {
-            // Another task may have this id's lock, and wait for that of the callback's.
+            // Another task may have this id's lock, and wait for that of the callback's id.
             return Err(EDEADLK);
         }
         conn.begin_answer(Some(handler))?;
         // A disconnection that has begun, and does nothing yet, ends before this: it locks the QP.
         // SAFETY: Its callback or `with_handler_lock` has the id's lock. The data are the caller's.
-        let accept = || unsafe { self.call_with_qp(bindings::rdma_accept, param, timer) };
+        let accept = || unsafe { self.call_with_qp(bindings::rdma_accept, raw, timer) };
         let accepted = if locked {
             accept()
         } else {
@@ -299,7 +298,7 @@ impl Id {
         // To disconnect waits on iWARP for the event that the connection is established.
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
         if let Some(pending) = self.state.pending.as_ref().filter(|_| !is_iwarp) {
-            pending.arm(timeout_ms);
+            pending.arm(param.timeout_ms);
         }
         Ok(())
     }
@@ -341,8 +340,8 @@ impl Id {
     /// ends as soon as it has, or when its time is over ([`Id::accept`]). A step that another
     /// thread waits for fails with `ECANCELED`. What [`Id::connect_to`] has begun is given up:
     /// unless the connection is established, the handler is released without another event. Fails
-    /// with `EINVAL` if the id was never connected; on iWARP `EDEADLK` in the callback of another
-    /// id, where [`Id::disconnect_later`] is for; or the driver's error.
+    /// with `EINVAL` if the id was never connected; on iWARP with `EDEADLK` in the callback of
+    /// another id, where [`Id::disconnect_later`] works; or the driver's error.
     pub fn disconnect(&self, _cx: &Sleepable) -> Result {
         let conn = &self.state.conn;
         let is_iwarp = self.device().is_ok_and(Device::is_iwarp);
@@ -380,9 +379,9 @@ impl Id {
         param.to_raw()
     }
 
-    /// Calls C with the QP locked: `iw_cm_connect()` and `iw_cm_accept()` take a reference to it
-    /// only after they have found it. Sets the timer before, which C has in the id: that takes C's
-    /// own lock, which a task that destroys the QP has.
+    /// Sets the RNR timer of the id, and calls C, with the QP locked: `iw_cm_connect()` and
+    /// `iw_cm_accept()` take a reference to the QP only after they have found it, and
+    /// `rdma_set_min_rnr_timer()` waits for a task that destroys it.
     ///
     /// # Safety
     ///
@@ -464,11 +463,10 @@ impl AsyncConnect {
 
     /// Asks the peer, in the callback of the id.
     fn ask(&self, param: &cm::ConnParam<'_>) -> Result {
-        let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
-        let param = self.id.qp_param(param)?;
+        let (raw, timer) = (self.id.qp_param(param)?, param.min_rnr_timer);
         let conn = &self.id.state.conn;
         // SAFETY: The id is locked in its callback. The private data are the caller's.
-        let ask = || unsafe { (self.id).call_with_qp(bindings::rdma_connect_locked, param, timer) };
+        let ask = || unsafe { (self.id).call_with_qp(bindings::rdma_connect_locked, raw, timer) };
         let disconnect = conn.ask(ask)?;
         // On iWARP the callback of the event of establishment disconnects, and the driver
         // bounds the time that the peer has.
@@ -479,7 +477,7 @@ impl AsyncConnect {
             // SAFETY: The id is alive by the invariant of `RawId`, and was just connected.
             let _ = unsafe { RdmaCm::disconnect(conn, self.id.state.as_raw()) };
         } else if let Some(pending) = self.id.state.pending.as_ref() {
-            pending.arm(timeout_ms);
+            pending.arm(param.timeout_ms);
         }
         Ok(())
     }
@@ -521,7 +519,7 @@ pub(crate) struct ConnData {
     /// The addresses of this end and the other, once C knows them and the device: for functions
     /// that any context may call.
     addrs: sync::SetOnce<(SocketAddr, SocketAddr)>,
-    /// The connection was there, and a message of the peer has ended it.
+    /// The connection was established, and a message of the peer has ended it.
     peer_ended: atomic::Atomic<bool>,
 }
 
@@ -543,8 +541,8 @@ impl Manager for RdmaCm {
         // device.
         let is_iwarp = unsafe { (*(*id).device).node_type } == device::NodeType::Rnic as u8;
         // `iw_cm_disconnect()` modifies the QP without a reference to it. A task that has it locked
-        // destroys it or disconnects it; or it accepts, and the event of establishment
-        // ends it: `begin_disconnect` has noted that before.
+        // destroys it or disconnects it; or it accepts, and the event of establishment ends it, as
+        // `begin_disconnect` has noted.
         let guard = is_iwarp.then(|| conn.data.qp.try_lock());
         if let Some(None) = guard {
             return Ok(());
@@ -719,7 +717,7 @@ impl Options<'_> {
                 bindings::rdma_set_service_type(id, service_type.into());
             }
             if let Some(timeout) = self.ack_timeout {
-                // C does not look.
+                // C does not check it.
                 if timeout > 31 {
                     return Err(EINVAL);
                 }
@@ -809,8 +807,9 @@ impl OwnedId {
         attr: &mut bindings::ib_qp_init_attr,
     ) -> Result<NonNull<bindings::ib_qp>> {
         let id = self.as_raw();
-        // C looks at what `rdma_connect_locked()` makes, and destroys if it fails. A task that
-        // destroys a QP of iWARP with the lock may wait for a callback that creates one.
+        // `rdma_create_qp()` uses the `iw_cm_id`, which `rdma_connect_locked()` creates, and
+        // destroys if it fails. A task that destroys a QP of iWARP with the lock may wait for a
+        // callback that creates one.
         let Some(_guard) = self.conn.data.qp.try_lock() else {
             return Err(EBUSY);
         };
@@ -842,9 +841,9 @@ impl OwnedId {
     /// calls back, which takes the id's handler lock. That may be held for long, so it is taken
     /// first: such a callback waits for no other.
     ///
-    /// There is none where a message of the peer has ended a connection that was there. C calls
-    /// back only for a REQ, REP or DREQ that the id, locked, still waits for: a connection that is
-    /// there waits for neither of the first two, and the peer's message ends the wait for the last.
+    /// There is none where a message of the peer has ended an established connection. C calls back
+    /// only for a REQ, REP or DREQ that the id, locked, still waits for: an established connection
+    /// waits for neither of the first two, and the peer's message ends the wait for the last.
     fn end_callback(&self, cx: &Sleepable) {
         if self.conn.data.peer_ended.load(atomic::Relaxed) {
             return;

@@ -50,9 +50,9 @@ pub trait Accept: HasCode + Send + Sync {
     /// listeners on `0.0.0.0` and `::`.
     fn addr_changed(self: ArcBorrow<'_, Self>) {}
 
-    /// The device that the listener was bound to, if it was to one, goes, and the listener with it.
-    /// There may be another one since, as after [`Accept::addr_changed`]: see
-    /// [`Listener::has_stopped`].
+    /// The device that the listener was bound to, if it was to one, is being removed, and the
+    /// listener has stopped. If the ULP has made others since, as after [`Accept::addr_changed`],
+    /// [`Listener::has_stopped`] tells which one this is.
     fn stopped(self: ArcBorrow<'_, Self>) {}
 }
 
@@ -330,8 +330,8 @@ impl Listener {
         Self::new_with(client, addr, backlog, &Options::default(), accept, cx)
     }
 
-    /// Listens on `addr`, as [`Listener::new`], in the way that `options` say. Fails as that does;
-    /// with `EINVAL` for a source address; and with `ENODEV` if the namespace is being dismantled.
+    /// Listens on `addr`, as [`Listener::new`], with options. Fails as that does; with `EINVAL` for
+    /// a source address; and with `ENODEV` if the namespace is being dismantled.
     pub fn new_with(
         client: &ClientRef,
         addr: SocketAddr,
@@ -387,8 +387,8 @@ impl Listener {
         Ok(this)
     }
 
-    /// Returns whether the listener has stopped as its device goes, of which [`Accept::stopped`] is
-    /// told next: that one of several is it.
+    /// Returns whether the listener has stopped because its device is being removed. Set before
+    /// [`Accept::stopped`] is called, so that it tells which of several listeners that is for.
     ///
     /// # Examples
     ///
