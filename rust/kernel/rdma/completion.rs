@@ -60,11 +60,6 @@ impl Completion {
         }
     }
 
-    /// As [`Completion::wait_timeout`], but fails with `ERESTARTSYS` when the task is killed.
-    pub(crate) fn wait_killable_timeout(&self, ms: u32, cx: &Sleepable) -> Result<bool> {
-        Ok(self.wait_killable(msecs_to_jiffies(ms), cx)? != 0)
-    }
-
     /// Waits for at most so many jiffies (`wait_for_completion_killable_timeout`). Returns how many
     /// are left, which is none only if the completion has not completed. Fails with `ERESTARTSYS`
     /// when the task is killed.

@@ -290,7 +290,7 @@ fn make(
         _ => cqe.unsigned_abs(),
     };
     object.num = Some(num);
-    object.sizes = objects::Sizes::Cq {
+    object.summary = objects::Summary::Cq {
         context: match context {
             Softirq::RAW => Softirq::NAME,
             Workqueue::RAW => Workqueue::NAME,
@@ -818,7 +818,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.cq.free.release(self.entries);
-        self.cq.object.add_reserved(-self.entries);
+        self.cq.object.add_count(-self.entries);
     }
 }
 
@@ -833,7 +833,7 @@ pub(crate) fn reserve(cq: &Shared, entries: u32) -> Result<Reservation> {
         );
         ENOSPC
     })?;
-    cq.object.add_reserved(entries);
+    cq.object.add_count(entries);
     // INVARIANT: Just taken.
     Ok(Reservation {
         cq: cq.clone(),

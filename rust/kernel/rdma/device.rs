@@ -58,7 +58,7 @@ pub(crate) struct Inner {
     step: atomic::Atomic<u32>,
     secs: atomic::Atomic<u32>,
     /// The flushes of the ports' timeouts, by the numbers of the ports.
-    flushes: KVec<Pin<KBox<TimeoutFlush>>>,
+    pub(crate) flushes: KVec<Pin<KBox<TimeoutFlush>>>,
     /// Tears down what is made on the device. Dropped after the refs were killed, and waits for the
     /// end of its work items.
     queue: deferred::Workqueue,
@@ -111,11 +111,6 @@ impl Inner {
             dropped: deferred::Dropped::new(),
         });
         KBox::pin_init(init, GFP_KERNEL)
-    }
-
-    /// Returns the flush of a port's timeouts, if the device has the port.
-    pub(crate) fn timeout_flush(&self, port: u32) -> Option<&TimeoutFlush> {
-        self.flushes.get(port as usize).map(|flush| &**flush)
     }
 
     fn client(&self) -> &client::Core {

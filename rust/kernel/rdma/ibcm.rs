@@ -242,7 +242,7 @@ impl Connection {
         let pending = cm::Pending::new(conn.clone())?;
         let reserved = deferred::Deferred::reserve()?;
         let mut object = device.object(refs::Kind::Id);
-        object.sizes = conn.shown();
+        object.summary = objects::Summary::Connection(conn.clone());
         let id = id(Arc::as_ptr(&conn).cast_mut().cast(), pending.clone())?;
         conn.set_id(Some(id));
         // INVARIANT: The caller promises so of callback and context.
@@ -624,7 +624,7 @@ impl Listener {
         device.client().module.check_handler(&accept)?;
         let reserved = deferred::Deferred::reserve()?;
         let mut object = device.object(refs::Kind::Id);
-        object.sizes = objects::Sizes::Listener;
+        object.summary = objects::Summary::Listener;
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 id <- cm::ListenId::new(),

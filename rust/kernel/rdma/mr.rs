@@ -345,7 +345,7 @@ impl Mr {
         let mr = NonNull::new(mr).ok_or(ENOMEM)?;
         // SAFETY: The MR was just allocated, and its number does not change.
         object.num = Some(unsafe { (*mr.as_ptr()).res.id });
-        object.sizes = objects::Sizes::Mr { pages };
+        object.summary = objects::Summary::Mr { pages };
         // INVARIANT: The MR is new.
         Ok(Self(reserved.fill(FastRegMr {
             cqe: UnsafeCell::new(bindings::ib_cqe { done: None }),

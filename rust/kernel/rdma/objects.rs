@@ -29,6 +29,7 @@ use kernel::{
         atomic,
         GlobalLockedBy, //
     },
+    time::msecs_to_jiffies,
     workqueue, //
 };
 
@@ -69,14 +70,14 @@ impl fmt::Display for Peer {
     }
 }
 
-/// The sizes of an object, or its state.
-pub(crate) enum Sizes {
-    Unknown,
+/// What messages show of an object: its sizes, or its state.
+pub(crate) enum Summary {
+    None,
     /// It prints the state of the connection.
     Connection(Arc<dyn fmt::Display + Send + Sync>),
-    /// [`Object::add_refused`] counts the requests that were refused.
+    /// Counts the requests that were refused.
     Listener,
-    /// [`Object::add_reserved`] counts those of the entries that are reserved.
+    /// Counts those of the entries that are reserved.
     Cq {
         context: &'static str,
         entries: u32,
@@ -95,10 +96,10 @@ pub(crate) enum Sizes {
     },
 }
 
-impl Sizes {
+impl Summary {
     fn write(&self, count: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown => Ok(()),
+            Self::None => Ok(()),
             Self::Connection(conn) => f.write_fmt(fmt!(", {}", &**conn)),
             Self::Listener => write!(f, ", {count} requests refused"),
             Self::Cq { context, entries } => {
@@ -151,9 +152,8 @@ pub(crate) struct Object {
     pub(crate) num: Option<u32>,
     /// Only for an address to be compared with; null unless the object is a QP.
     qp: [*const bindings::ib_qp; DEBUG],
-    pub(crate) sizes: Sizes,
-    /// The number of entries of a CQ that QPs and SRQs have reserved, or of the requests that a
-    /// listener has refused.
+    pub(crate) summary: Summary,
+    /// The count of the summary.
     count: atomic::Atomic<i32>,
     /// When it was made, as [`now`].
     since: u32,
@@ -187,7 +187,7 @@ impl fmt::Display for Object {
             write!(f, " {num}")?;
         }
         f.write_fmt(fmt!("{peer}, made {} s ago", now() - self.since))?;
-        self.sizes.write(self.count.load(atomic::Relaxed), f)?;
+        self.summary.write(self.count.load(atomic::Relaxed), f)?;
         let qp = self.qp.iter().find(|qp| !qp.is_null());
         if let Some(posted) = qp.and_then(|qp| debug::of_qp(*qp)) {
             let (count, owner) = (posted.count, posted.owner);
@@ -212,7 +212,7 @@ impl Object {
             reference: reference.into(),
             num: None,
             qp: [ptr::null(); DEBUG],
-            sizes: Sizes::Unknown,
+            summary: Summary::None,
             count: atomic::Atomic::new(0),
             since: now(),
             details: GlobalLockedBy::new(Details {
@@ -249,14 +249,9 @@ impl Object {
         self.details.as_ref(&DETAILS.lock()).peer
     }
 
-    /// Changes the number of entries of the CQ that are reserved. Any context.
-    pub(crate) fn add_reserved(&self, entries: i32) {
-        self.count.add(entries, atomic::Relaxed);
-    }
-
-    /// Counts a request that the listener has refused. Any context.
-    pub(crate) fn add_refused(&self) {
-        self.count.add(1, atomic::Relaxed);
+    /// Adds to the count of the summary. Any context.
+    pub(crate) fn add_count(&self, n: i32) {
+        self.count.add(n, atomic::Relaxed);
     }
 
     /// Counts an owner of type `first` that the object keeps until it is drained. Any context.
@@ -313,8 +308,9 @@ pub(crate) fn kill_and_wait(owner: &dyn refs::Owner, who: &dyn fmt::Display, cx:
         pr_warn!("{who}: waits for {refs}\n");
         report(refs, who);
     };
-    while let Ok(is_empty) = refs.empty.wait_killable_timeout(refs::REPORT_MS, cx) {
-        if is_empty {
+    let interval = msecs_to_jiffies(refs::REPORT_MS);
+    while let Ok(left) = refs.empty.wait_killable(interval, cx) {
+        if left != 0 {
             return;
         }
         warn();

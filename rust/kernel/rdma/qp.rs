@@ -859,7 +859,7 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
             if let Some(id) = id {
                 object.set_peer(id.object.peer());
             }
-            object.sizes = objects::Sizes::Qp {
+            object.summary = objects::Summary::Qp {
                 sends: (sizes.0, send_cq.num()),
                 receives: init.srq.is_none().then(|| (sizes.1, recv_cq.num())),
             };

@@ -311,7 +311,7 @@ fn create(
     }));
     // SAFETY: The SRQ was just created; the number does not change.
     object.num = Some(unsafe { (*raw.as_ptr()).res.id });
-    object.sizes = objects::Sizes::Srq { slots: count };
+    object.summary = objects::Summary::Srq { slots: count };
     // INVARIANT: The queue was made for the SRQ.
     let inner = reserved.fill(Inner {
         queue,

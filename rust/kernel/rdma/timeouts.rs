@@ -100,7 +100,7 @@ fn flush(device: &Device, port: u32, _cx: &Sleepable) {
 
 /// Waits for the timeouts of a port of the device, as [`TimeoutFlush::wait`].
 pub(crate) fn flush_timeouts(device: &Device, port: u32, cx: &Sleepable) {
-    if let Some(flush) = device.inner().timeout_flush(port) {
+    if let Some(flush) = device.inner().flushes.get(port as usize) {
         flush.wait(device, port, cx);
     }
 }

@@ -16,7 +16,6 @@ use crate::{
     },
     deferred,
     device::Device,
-    objects,
     prelude::internal::*,
     removal, //
 };
@@ -376,11 +375,6 @@ impl<M: Manager> Conn<M> {
 
     pub(crate) fn state(&self) -> State {
         self.inner.lock().state
-    }
-
-    /// Returns what the list of objects shows of the connection: its state.
-    pub(crate) fn shown(self: &Arc<Self>) -> objects::Sizes {
-        objects::Sizes::Connection(self.clone())
     }
 
     pub(crate) fn is_gone(&self) -> bool {

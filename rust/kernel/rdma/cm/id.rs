@@ -62,7 +62,7 @@ impl Id {
         let reserved = deferred::Deferred::reserve()?;
         let conn = Conn::new(cm::State::Idle)?;
         let mut object = client.object(refs::Kind::Id);
-        object.sizes = conn.shown();
+        object.summary = objects::Summary::Connection(conn.clone());
         let context = Arc::as_ptr(&conn).cast_mut().cast();
         // SAFETY: The context lives until the id is destroyed.
         let raw = unsafe { options.create(client, on_event, context) }?;

@@ -136,7 +136,7 @@ impl<M: Manager> Backlog<M> {
         }
         let pending = verdict.taken.take();
         if verdict.refused.get() || pending.is_none() {
-            listener.add_refused();
+            listener.add_count(1);
         }
         let pending = pending.ok_or(ECONNREFUSED)?;
         let listed = self.list.lock().push(pending.clone(), GFP_KERNEL);
@@ -346,7 +346,7 @@ impl Listener {
         client.module().check_handler(&accept)?;
         let reserved = deferred::Deferred::reserve()?;
         let mut object = client.object(refs::Kind::Id);
-        object.sizes = objects::Sizes::Listener;
+        object.summary = objects::Summary::Listener;
         object.set_peer(objects::Peer::On(addr.ip(), addr.port()));
         let listening = Arc::pin_init(
             pin_init!(Listening {
@@ -472,7 +472,7 @@ impl Request<'_> {
         let conn = Conn::new(cm::State::Requested)?;
         let reserved = deferred::Deferred::reserve()?;
         let mut object = self.client.object(refs::Kind::Id);
-        object.sizes = conn.shown();
+        object.summary = objects::Summary::Connection(conn.clone());
         let pending = Pending::new(conn.clone())?;
         let raw = self.id.as_ptr();
         // SAFETY: By the type invariant this is the id's callback, the only one that runs, for a
