@@ -202,13 +202,16 @@ unsafe impl Send for Ah {}
 unsafe impl Sync for Ah {}
 
 impl Ah {
-    fn new(
+    /// # Safety
+    ///
+    /// `raw` is a new address handle of the PD, or the error of its creation.
+    unsafe fn new(
         pd: &Pd,
         raw: *mut bindings::ib_ah,
         reserved: deferred::Reserved<OwnedAh<Pd>>,
     ) -> Result<Self> {
         let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
-        // SAFETY: The caller has created the handle for this PD, which keeps the device.
+        // SAFETY: The caller promises that the handle is one of this PD, which keeps the device.
         let state = reserved.fill(unsafe { OwnedAh::new(raw, pd.clone()) });
         // INVARIANT: `raw` is the handle of the state, and was created for this PD.
         Ok(Self {
@@ -225,9 +228,12 @@ impl Ah {
         let mut attr = attr.to_raw(pd.device())?;
         let reserved = deferred::Deferred::reserve()?;
         let flags = bindings::rdma_create_ah_flags_RDMA_CREATE_AH_SLEEPABLE;
-        // SAFETY: The PD is alive, and the attributes are initialised.
-        let raw = unsafe { bindings::rdma_create_ah(pd.as_raw(), &raw mut attr, flags) };
-        Self::new(pd, raw, reserved)
+        // SAFETY: `pd` keeps the PD, and `to_raw` has made the attributes for its device. The call
+        // returns a new handle, or an error.
+        unsafe {
+            let raw = bindings::rdma_create_ah(pd.as_raw(), &raw mut attr, flags);
+            Self::new(pd, raw, reserved)
+        }
     }
 
     /// Creates the handle of the GID `to` on RoCE, as seen from the GID `from`. To resolve the
@@ -250,11 +256,13 @@ impl Ah {
             return Err(EINVAL);
         }
         let reserved = deferred::Deferred::reserve()?;
-        // SAFETY: The PD is alive, its device has the port, and the header is that of `wc`.
-        let raw = unsafe {
-            bindings::ib_create_ah_from_wc(pd.as_raw(), &source.wc, source.header(), source.port)
-        };
-        Self::new(pd, raw, reserved)
+        let (wc, header, port) = (&source.wc, source.header(), source.port);
+        // SAFETY: `pd` keeps the PD, whose device has the port, as was just checked, and the header
+        // is that of `wc` in a `Source`. The call returns a new handle, or an error.
+        unsafe {
+            let raw = bindings::ib_create_ah_from_wc(pd.as_raw(), wc, header, port);
+            Self::new(pd, raw, reserved)
+        }
     }
 }
 

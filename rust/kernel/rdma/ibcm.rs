@@ -313,7 +313,8 @@ fn connect(
     if *qp.pd.device() != *device {
         return Err(EINVAL);
     }
-    // SAFETY: The id is new, with this callback and context, which lives until the id is destroyed.
+    // SAFETY: The id is new, with this callback. `Connection::new` passes the context, a `Conn` that
+    // `Connected` keeps until its teardown has destroyed the id.
     let connection = unsafe {
         let id = |context, _| create(device, on_event, context);
         Connection::new(device, path.from.port_num(), handler, &id)
@@ -637,7 +638,8 @@ impl Listener {
             GFP_KERNEL,
         )?;
         let context = Arc::as_ptr(&listening).cast_mut().cast();
-        // SAFETY: The context is that of a listener, and lives until the id is destroyed.
+        // SAFETY: The context is a `Listening`. The teardown of the listener, which keeps it,
+        // destroys the id.
         let id = unsafe { create(device, on_listener_event, context) }?;
         listening.id.set(id);
         let this = Self {

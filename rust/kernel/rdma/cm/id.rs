@@ -64,7 +64,8 @@ impl Id {
         let mut object = client.object(refs::Kind::Id);
         object.summary = objects::Summary::Connection(conn.clone());
         let context = Arc::as_ptr(&conn).cast_mut().cast();
-        // SAFETY: The context lives until the id is destroyed.
+        // SAFETY: The context is a `Conn`. `OwnedId`, which is made below, keeps it until it has
+        // destroyed the id.
         let raw = unsafe { options.create(client, on_event, context) }?;
         // `teardown` takes it back before it destroys the id.
         conn.set_id(Some(raw));

@@ -361,7 +361,8 @@ impl Listener {
             GFP_KERNEL,
         )?;
         let context = Arc::as_ptr(&listening).cast_mut().cast();
-        // SAFETY: The context lives until the id is destroyed.
+        // SAFETY: The context is a `Listening`. The teardown of the listener, which keeps it,
+        // destroys the id.
         let raw = unsafe { options.create(client, on_listener_event, context) }?;
         listening.id.set(raw);
         let this = Self {
