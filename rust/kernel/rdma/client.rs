@@ -689,7 +689,9 @@ impl Core {
             pr_err!("{}: device {device} is not used: {e:?}\n", self.name);
         };
         let inner = NonNull::new(raw).ok_or(EINVAL)?;
-        let inner = device::Inner::new(inner, self).inspect_err(failed)?;
+        // SAFETY: The RDMA core calls `add` for devices that are registered. The client is dropped
+        // only after it was unregistered, which removes each device.
+        let inner = unsafe { device::Inner::new(inner, self) }.inspect_err(failed)?;
         // SAFETY: `inner` is valid until `release` has killed its refs and waited for them.
         let added = unsafe { Device::new(NonNull::from(&*inner)) }.and_then(|dev| {
             self.devices.lock().push(dev.clone(), GFP_KERNEL)?;

@@ -80,17 +80,22 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
-    pub(crate) fn new(
+    /// # Safety
+    ///
+    /// The device is registered, and the client outlives that and this.
+    pub(crate) unsafe fn new(
         raw: NonNull<bindings::ib_device>,
         client: &client::Core,
     ) -> Result<Pin<KBox<Self>>> {
         let handler = Some(client.event);
-        // SAFETY: The caller adds the device, which is registered.
+        // SAFETY: The caller promises that the device is registered.
         let ports = unsafe { (*raw.as_ptr()).phys_port_cnt };
         let mut flushes = KVec::new();
         for _ in 0..=ports {
             flushes.push(KBox::pin_init(TimeoutFlush::new(), GFP_KERNEL)?, GFP_KERNEL)?;
         }
+        // INVARIANT: The device stays registered until its `remove` has returned, which kills the
+        // refs and waits. The caller promises that the client outlives it.
         let init = try_pin_init!(Self {
             refs <- refs::Refs::new(),
             raw,

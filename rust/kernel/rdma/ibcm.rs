@@ -313,8 +313,8 @@ fn connect(
     if *qp.pd.device() != *device {
         return Err(EINVAL);
     }
-    // SAFETY: The id is new, with this callback. `Connection::new` passes the context, a `Conn` that
-    // `Connected` keeps until its teardown has destroyed the id.
+    // SAFETY: The id is new, with this callback. `Connection::new` passes the context, a `Conn`
+    // that `Connected` keeps until its teardown has destroyed the id.
     let connection = unsafe {
         let id = |context, _| create(device, on_event, context);
         Connection::new(device, path.from.port_num(), handler, &id)
