@@ -23,9 +23,9 @@
 //!   error, or CLOSE,
 //! - of the passive end, from `iw_accept` until CLOSE was given.
 //!
-//! An event that is being given has one as well. So `event_handler` is called with a valid id. What
-//! the id's owner has done meanwhile does not matter: `iw_cm` drops events of ids that are
-//! destroyed. An operation that fails leaves no reference and gives no event of its id.
+//! An event that is being given has one as well. So `event_handler` is called with a valid id. Its
+//! owner may have destroyed it meanwhile: `iw_cm` drops events of such ids. An
+//! operation that fails leaves no reference and gives no event of its id.
 //!
 //! # References to QPs
 //!
@@ -243,7 +243,7 @@ impl Param {
     ///
     /// # Safety
     ///
-    /// They are valid, with as many private data as they say.
+    /// `param` is valid, and its private data have the length that it names.
     pub(crate) unsafe fn copy(param: *const bindings::iw_cm_conn_param) -> Result<Self> {
         // SAFETY: The caller promises that the parameters are valid.
         let param = unsafe { &*param };
@@ -251,7 +251,7 @@ impl Param {
         Ok(Self {
             ird: u8::try_from(param.ird).unwrap_or(u8::MAX),
             ord: u8::try_from(param.ord).unwrap_or(u8::MAX),
-            // SAFETY: The caller promises that there are so many private data.
+            // SAFETY: The caller promises that `private_data` has this length.
             ..unsafe { Self::copy_data(param.private_data, len) }?
         })
     }
@@ -260,11 +260,11 @@ impl Param {
     ///
     /// # Safety
     ///
-    /// There are so many.
+    /// `data` has `len` bytes, unless that is 0.
     pub(crate) unsafe fn copy_data(data: *const c_void, len: u8) -> Result<Self> {
         let mut param = Self::default();
         if len != 0 {
-            // SAFETY: The caller promises that there are so many.
+            // SAFETY: The caller promises that `data` has `len` bytes.
             let data = unsafe { core::slice::from_raw_parts(data.cast::<u8>(), len.into()) };
             param.data.extend_from_slice(data, GFP_KERNEL)?;
         }
@@ -394,7 +394,7 @@ struct Due {
 impl Due {
     fn give(&mut self) -> Result {
         self.raw.private_data = self.data.as_mut_ptr().cast();
-        // `Param::copy` has found that an event can have so many.
+        // `Param::copy` has found that the length fits.
         self.raw.private_data_len = self.data.len() as u8;
         let given = self.id.give(&mut self.raw);
         if given.is_ok() || self.event == Event::Request {
@@ -560,8 +560,8 @@ impl Cm {
         )
     }
 
-    /// Has the work item give what is due. It is not queued for nothing: once the device is gone,
-    /// no task waits for it.
+    /// Queues the work item if there are events to give. If not, it must not be queued: no task
+    /// waits for it once the device is gone.
     fn wake(self: &Arc<Self>, conns: &Conns) {
         if conns.table.iter().any(|conn| conn.queued) {
             // Already queued is as good.

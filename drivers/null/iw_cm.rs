@@ -208,7 +208,7 @@ pub(crate) unsafe extern "C" fn reject(
     };
     let answer = || -> Result<Param> {
         shared.machine.lock().creations.check(Object::Reject)?;
-        // SAFETY: `iw_cm` gives so many private data.
+        // SAFETY: `iw_cm` gives `len` bytes of private data.
         unsafe { Param::copy_data(data, len) }
     };
     errno(match answer() {

@@ -203,7 +203,7 @@ pub(crate) fn transfer(
     Ok(())
 }
 
-/// Changes eight bytes and returns what was there.
+/// Changes eight bytes and returns their old value.
 pub(crate) fn atomic(mrs: &Slots<Mr>, sge: Sge, change: impl Fn(u64) -> u64) -> Option<u64> {
     let (addr, 8) = piece(mrs, sge, Use::RemoteAtomic)? else {
         return None;

@@ -294,7 +294,7 @@ unsafe extern "C" fn no_drain(_qp: *mut bindings::ib_qp) {}
 /// The driver that a device imitates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// One of InfiniBand, without a connection manager.
+    /// One without a protocol, MADs or a connection manager.
     Plain,
     /// One with drain operations of its own (`drain_sq`, `drain_rq`), which do nothing: those of
     /// hardware have no result, and only warn if their marker cannot be posted.

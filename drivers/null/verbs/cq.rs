@@ -118,7 +118,7 @@ pub(super) unsafe extern "C" fn poll_cq(
     let Ok(entries) = usize::try_from(entries) else {
         return EINVAL.to_errno();
     };
-    // SAFETY: The consumer gives memory for so many completions.
+    // SAFETY: The consumer gives memory for `entries` completions.
     let room = unsafe { core::slice::from_raw_parts_mut(wc.cast(), entries) };
     shared.machine.lock().poll(index, room) as c_int
 }

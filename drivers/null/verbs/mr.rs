@@ -112,7 +112,7 @@ pub(super) unsafe extern "C" fn map_mr_sg(
     if let Some(mr) = shared.machine.lock().mrs.get_mut(index) {
         mr.unmap();
     }
-    // SAFETY: The consumer gives a list of so many entries, and an offset or null.
+    // SAFETY: The consumer gives a list of `entries` entries, and an offset or null.
     unsafe { bindings::ib_sg_to_pages(mr, sg, entries, offset, Some(set_page)) }
 }
 

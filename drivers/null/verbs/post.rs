@@ -33,10 +33,10 @@ use rdma_bindings as bindings;
 
 /// # Safety
 ///
-/// The list has so many entries, which do not change while the reference is used.
+/// `list` has `count` entries, which do not change while the reference is used.
 unsafe fn entries<'a>(list: *mut bindings::ib_sge, count: c_int) -> &'a [Sge] {
     match usize::try_from(count) {
-        // SAFETY: The caller promises that the list has so many entries; `Sge` is laid out as in C.
+        // SAFETY: The caller promises that the list has `count` entries; `Sge` is laid out as in C.
         Ok(count) if count != 0 => unsafe { core::slice::from_raw_parts(list.cast(), count) },
         _ => &[],
     }

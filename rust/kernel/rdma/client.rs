@@ -4,7 +4,7 @@
 //!
 //! A ULP implements [`Client`] and is made a module by
 //! [`module_rdma_client!`](crate::module_rdma_client). At its unload every device is removed from
-//! it, see [`DeviceData::remove`], and it lets go of the rest in [`Client::unload`]. The unload
+//! it, see [`DeviceData::remove`], and it drops the rest in [`Client::unload`]. The unload
 //! waits until no listener, id, work item or [`ClientRef`] is left, and then drops the [`Client`].
 //!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_client`)
@@ -110,8 +110,8 @@ pub trait Client: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Lets go of all that keeps the client: listeners, ids, clones of the [`ClientRef`], and files
-    /// and registrations by which others make more of them. The last method that is called: at the
+    /// Drops all that keeps the client: listeners, ids, clones of the [`ClientRef`], and files and
+    /// registrations by which others make more of them. The last method that is called: at the
     /// unload when all devices were removed, and if loading fails after [`Client::init`]. The
     /// unload then waits, and the client is dropped after that.
     fn unload(self: Pin<&Self>, _cx: &Sleepable) {}
@@ -139,7 +139,8 @@ pub trait DeviceData<C: Client>: Sized + Send + Sync + 'static {
     /// Called in process context, perhaps for several events at the same time, between `add` and
     /// `remove`, which waits for the end of the call. With [`device::Event::GidChange`] the mutex
     /// of the port's GIDs is held, and on a bonded port perhaps the rtnl lock, which
-    /// [`device::Port::query`] takes on many devices: [`ClientRef::spawn`] what asks for ports.
+    /// [`device::Port::query`] takes on many devices: query ports in a job of
+    /// [`ClientRef::spawn`].
     /// Once the removal has begun, waits for the device fail here.
     fn event(self: Pin<&Self>, _client: Pin<&C>, _dev: &Device, _event: Event, _cx: &Sleepable) {}
 }
@@ -302,7 +303,7 @@ impl<T: ModuleClient> Registration<T> {
         ready.inspect_err(|_| unsafe { bindings::ib_unregister_client(self.core.raw.get()) })
     }
 
-    /// Has the client let go, and waits until nothing keeps it. It is not registered.
+    /// Unloads the client, which is not registered, and waits until nothing keeps it.
     fn end(&self, cx: &Sleepable) {
         self.state().unload(cx);
         self.core.end(cx);

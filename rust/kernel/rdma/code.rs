@@ -20,8 +20,8 @@ use kernel::time::{
 /// The time after which the references to a module are counted again, in ms.
 const NAP_MS: u32 = 20;
 
-/// What a trait object tells of the module that has made it. All types have this, so that no ULP
-/// can implement it otherwise.
+/// Tells the module of a trait object. Implemented for all types, so that no ULP can implement it
+/// otherwise.
 #[doc(hidden)]
 pub trait HasCode: 'static {
     /// Returns the address of a function that was compiled into that module, as the others that the

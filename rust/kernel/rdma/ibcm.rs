@@ -203,8 +203,8 @@ impl deferred::Teardown for Connected {
         let timeouts = || flush_timeouts(&self.device, self.port, cx);
         let destroy = || {
             // `ib_destroy_cm_id()` does not wait for the callback of a message that was not
-            // answered in time, which has no reference to the id. What has begun is over after
-            // this.
+            // answered in time, which has no reference to the id. Those that have begun are over
+            // after this.
             timeouts();
             // SAFETY: The id is alive by the invariant of `RawId`, and `teardown` has taken it from
             // all else that uses it.
@@ -356,7 +356,7 @@ fn send_req(
     service_id: u64,
     param: &Param<'_>,
 ) -> Result {
-    // SAFETY: The record is valid, and what C copies by assignment: it owns nothing.
+    // SAFETY: The record is valid, and owns nothing: C copies it by assignment, too.
     let mut record = unsafe { ptr::read(&raw const path.raw) };
     let response_timeout = param.response_timeout.min(31);
     let conn = param.conn.to_raw()?;
@@ -678,7 +678,7 @@ impl Request<'_> {
         unsafe { cm::private_data_at(self.event.private_data, REQ_LEN) }
     }
 
-    /// Returns what the peer asks for, which C has made the view of the recipient.
+    /// Returns the peer's parameters, which C has turned round to be those of this end.
     fn param(&self) -> &bindings::ib_cm_req_event_param {
         // SAFETY: By the type invariant this is the event of a request, which has this member set.
         unsafe { &self.event.param.req_rcvd }

@@ -3,8 +3,9 @@
 //! Messages of peers: bytes of any length and any content.
 //!
 //! A Rust panic ends the machine where a completion is handled in a softirq, and the CQ and the
-//! unload of the module where a work item does; so what takes a message apart returns an error for
-//! one that is too short. See "What the peer controls" in Documentation/safety.rst.
+//! unload of the module where a work item does; so functions that parse a message return an error
+//! for one that is too short. See "What the peer controls" in
+//! Documentation/safety.rst.
 
 // What peers send is used here, and must not cause a panic.
 #![warn(clippy::arithmetic_side_effects, clippy::indexing_slicing)]

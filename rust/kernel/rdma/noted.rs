@@ -115,7 +115,7 @@ impl Table {
 #[pinned_drop]
 impl PinnedDrop for Table {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: The module has no users any longer. What is turned off does not fail.
+        // SAFETY: The module has no users any longer. Turning notes off does not fail.
         let _ = unsafe { set(false) };
     }
 }
@@ -198,7 +198,7 @@ unsafe fn note(
     Some(note)
 }
 
-/// What debugging calls a note.
+/// The name of a note in reports of debugging.
 const NAME: &str = "a note";
 
 /// Takes a note out of the table, and returns the callback of the owner. `None`, with debug

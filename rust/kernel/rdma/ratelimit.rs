@@ -53,7 +53,7 @@ impl Names {
     /// Returns the index of the count of a place.
     fn index_of(&mut self, place: &str) -> usize {
         let mut name = [0; NAME];
-        // The end of a name is what differs.
+        // Names differ at their end.
         let from = place.len().saturating_sub(NAME - 1);
         for (to, from) in name.iter_mut().zip(place.bytes().skip(from)) {
             *to = from;

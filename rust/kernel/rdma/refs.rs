@@ -108,11 +108,11 @@ impl fmt::Display for Refs {
     }
 }
 
-/// What references keep: a device, a client or a MAD agent, as messages name it.
+/// An object that references keep: a device, a client or a MAD agent, as messages name it.
 pub(crate) trait Owner: fmt::Display + Sync {
     fn refs(&self) -> &Refs;
 
-    /// Returns the workqueue that tears down what keeps this.
+    /// Returns the workqueue that tears down the objects that keep this.
     fn queue(&self) -> &workqueue::Queue {
         deferred::Queue::get()
     }

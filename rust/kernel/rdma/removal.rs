@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The removal of a device: the objects that end with it, and what it waits for. The connection
-//! manager's own event comes only after all ULPs have let go of the device.
+//! The removal of a device, and the objects that end with it. The connection manager's own event
+//! comes only after all ULPs have released the device.
 
 use crate::prelude::internal::*;
 use core::mem;

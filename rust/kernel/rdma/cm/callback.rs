@@ -3,7 +3,7 @@
 //! The tasks that are in a callback of a connection manager.
 //!
 //! Callbacks share a few work queues, some of them ordered, so a task that waits in a callback for
-//! another event may wait for ever: what would wait returns `EDEADLK`.
+//! another event may wait for ever: functions that would wait return `EDEADLK`.
 
 use crate::{
     links::{

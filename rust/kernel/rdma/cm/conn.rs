@@ -114,7 +114,7 @@ pub(crate) enum State {
     Destroyed,
 }
 
-/// A call that waits for an event, or what is done instead of waiting.
+/// The call that waits for an event, or the connection that is made by events.
 enum Awaited<M: Manager> {
     None,
     /// A call waits for the event with this C value. The data that come along go into the box, if
@@ -212,9 +212,10 @@ impl<M: Manager> RawId<M> {
 ///
 /// Its locks, in the order in which they are taken, after the handler lock of the C id:
 ///
-/// - `event_lock` is held while the handler of the ULP runs, which may call what takes the others.
-///   Removal and [`Pending`] call it, too, and must not take the handler lock: ib_cm has none, and
-///   that of rdma_cm is held while siw connects.
+/// - `event_lock` is held while the handler of the ULP runs, which may call functions that take the
+///   others.
+///   Removal and [`Pending`] call the handler, too, and must not take the handler lock of the id:
+///   ib_cm has none, and that of rdma_cm is held while siw connects.
 /// - `id` is held by work items that disconnect. On iWARP that waits until a callback, which takes
 ///   `event_lock`, has returned (`iw_cm_disconnect()`). So no callback takes `id`.
 /// - The QP's, of rdma_cm alone, is held while the QP is destroyed, or siw connects, which a work

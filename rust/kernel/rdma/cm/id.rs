@@ -169,8 +169,8 @@ impl Id {
     /// Begins to connect to an address, without waiting. `handler` is asked for a QP when the route
     /// is known, and then gets all events. Address and route may each take `timeout_ms`, also if
     /// the id is dropped, and the peer's answer [`cm::ConnParam::timeout_ms`], but on iWARP;
-    /// [`Id::disconnect`] gives up. Fails as [`Id::create_with`], or with what
-    /// is wrong with the address: the handler is released then, and gets no event.
+    /// [`Id::disconnect`] gives up. Fails as [`Id::create_with`], or with the error of
+    /// `rdma_resolve_addr`: the handler is released then, and gets no event.
     pub fn connect_to<H: Connect>(
         client: &ClientRef,
         dst: SocketAddr,
@@ -675,7 +675,7 @@ impl Options<'_> {
     ) -> Result<RawId<RdmaCm>> {
         let dev = self.net_of.map_or(ptr::null_mut(), Device::as_raw);
         // SAFETY: The device is registered by the invariant of its `Inner`. It leaves its namespace
-        // only when clients have let go of it, and a namespace is freed only after that.
+        // only when its clients have released it, and a namespace is freed only after that.
         let net = unsafe { bindings::rdma_helper_get_net(dev) };
         if net.is_null() {
             return Err(ENODEV);

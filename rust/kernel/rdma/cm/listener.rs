@@ -450,8 +450,8 @@ impl Request<'_> {
         unsafe { cm::private_data(self.event) }
     }
 
-    /// Returns what the peer asks for, which C has made the view of the recipient: what the peer
-    /// called its `responder_resources` is the `initiator_depth` here.
+    /// Returns the peer's parameters, which C has turned round: the peer's `responder_resources`
+    /// are the `initiator_depth` here.
     fn param(&self) -> &bindings::rdma_conn_param {
         // SAFETY: By the type invariant this is an event of a connected service, which has set it.
         unsafe { &self.event.param.conn }
@@ -485,7 +485,7 @@ impl Request<'_> {
         }
         // The id is ours: a work item will destroy it, never this callback, which has its lock.
         self.verdict.taken.set(Some(pending.clone()));
-        // INVARIANT: What is taken is not destroyed by the callback's return, but by `teardown`.
+        // INVARIANT: As the id is taken, `teardown` destroys it, and not the callback's return.
         let raw = RawId(self.id);
         conn.set_id(Some(raw));
         // INVARIANT: Callback and context were set above.

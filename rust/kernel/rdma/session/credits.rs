@@ -3,7 +3,7 @@
 //! Credits: the number of messages that one side may send, as in SMB Direct and RPC over RDMA.
 //!
 //! [`SendCredits`] are those that this side has from its peer, and [`RecvCredits`] those that the
-//! peer has from this side. What exceeds the agreement is an error.
+//! peer has from this side. To exceed the agreement is an error.
 
 use crate::{
     completion::wait_event,

@@ -47,7 +47,7 @@ use core::{
 ///
 /// Each receive has a reference to the connection and its QP until it is flushed: a connection must
 /// be disconnected, or its QP drained, and not just dropped. A receive that the device loses is not
-/// flushed; it lets go of both in [`Qp::drain`], unless a message is [kept](Kept), or completions
+/// flushed; it drops both in [`Qp::drain`], unless a message is [kept](Kept), or completions
 /// were polled into a [`WcArray`]. Where a drain fails, as a device completes nothing, all do in
 /// [`Qp::release_recvs`].
 ///
@@ -160,7 +160,7 @@ impl RecvRing<'_> {
             // INVARIANT: The QP has the table, and does not end before the receive has. This is the
             // only `RecvRef`.
             //
-            // SAFETY: The table has so many receives; a cell is as its content.
+            // SAFETY: The table has `count` receives; a cell is laid out as its content.
             let recv = RecvRef(unsafe { first.add(index) });
             let unposted = match result {
                 Ok(()) => {

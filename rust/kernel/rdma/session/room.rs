@@ -177,7 +177,7 @@ impl<W: Send> qp::OnEnd for Keeper<W> {
         self.0.close(ENOTCONN, drop);
     }
 
-    /// There is no receive. What would give places back has done it, or is lost.
+    /// A room has no receives. Requests that would give places back have done it, or are lost.
     fn suspect(&self) -> bool {
         self.closing();
         false

@@ -167,7 +167,7 @@ impl TagId {
         u32::from(self.generation) << 16 | u32::from(self.index)
     }
 
-    /// Returns what [`TagId::to_u32`] was called for.
+    /// Returns the id of which [`TagId::to_u32`] has returned this word.
     #[inline]
     pub fn from_u32(raw: u32) -> Self {
         Self {
@@ -852,7 +852,7 @@ impl<X: Exchange> Tags<X> {
     /// Fails with `EINVAL` if both queues of the QP do not complete to one CQ, or that is
     /// [shared](crate::cq::Cq::pool_get), or if there are 0 or more than 65,536 exchanges, or too
     /// many bits; `ENOMEM`, as where all exchanges take more than `KMALLOC_MAX_SIZE` (4 MiB): put
-    /// what is large into boxes; or the error of `init`.
+    /// large parts into boxes; or the error of `init`.
     pub fn new<C>(
         qp: &Qp<C>,
         connection: X::Connection,
@@ -1002,8 +1002,9 @@ impl<X: Exchange> Tags<X> {
         Ok(Reply(SlotRef(slot.into()), PhantomData))
     }
 
-    /// Fails all who wait for a tag, who take one later, and who post, with `error`; only the first
-    /// call does. Replies find nothing from now on. For the end of the connection. Any context.
+    /// Ends the waits for a tag, and fails later calls that take one or post, with `error`; only
+    /// the first call does. Replies find nothing from now on. For the end of the connection. Any
+    /// context.
     pub fn close(&self, error: Error) {
         self.0.header.close(error);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a table of exchanges has that does not depend on their type, so that its functions are in
-//! the crate once, and not in each ULP.
+//! The part of a table of exchanges that does not depend on their type, so that its functions are
+//! in the crate once, and not in each ULP.
 
 use super::state::{
     BitmapWord,

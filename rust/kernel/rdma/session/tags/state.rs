@@ -217,7 +217,7 @@ impl State {
 /// The number of tags in a word: a power of two, so that finding the word of a tag is no division.
 pub(super) const TAGS: u32 = usize::BITS / 2;
 
-/// Somebody waits for a tag, or for the last one to free the table: tags are put under the lock.
+/// A task waits for a tag, or the last one is to free the table: tags are put under the lock.
 const LOCKED: usize = 1 << TAGS;
 
 /// Up to [`TAGS`] tags, as `struct sbitmap_word`; a bit is set if the tag is free.
