@@ -528,113 +528,75 @@ impl FromStr for Object {
     }
 }
 
+/// Matches a command, and reads the numbers of its injection, in this order. One without a default
+/// has to be there. The fields behind the numbers are set by the command.
+macro_rules! parse {
+    (@default) => { None };
+    (@default $default:expr) => { Some($default) };
+    ($command:expr, $number:ident;
+        $($name:literal => $variant:ident {
+            $($field:ident $(= $default:expr)?),* $(; $set:ident: $value:expr)?
+        },)*
+    ) => {
+        match $command {
+            $($name => Injection::$variant {
+                $($field: $number(parse!(@default $($default)?))?,)*
+                $($set: $value,)?
+            },)*
+            _ => return Err(EINVAL),
+        }
+    };
+}
+
 impl FromStr for Injection {
     type Err = Error;
 
     fn from_str(line: &str) -> Result<Self> {
         let mut words = line.split_ascii_whitespace();
         let command = words.next().ok_or(EINVAL)?;
-        let mut object = None;
-        if command == "create" {
-            object = Some(words.next().ok_or(EINVAL)?.parse::<Object>()?);
-        }
+        let object = match command {
+            "create" => words.next().ok_or(EINVAL)?.parse::<Object>()?,
+            _ => Object::Pd,
+        };
         let mut number = |default: Option<u32>| match words.next() {
             None => default.ok_or(EINVAL),
             Some("all") => Ok(u32::MAX),
             Some(word) => word.parse().map_err(|_| EINVAL),
         };
-        let injection = match (command, object) {
-            ("status" | "fatal", _) => Injection::Status {
-                status: number(None)?,
-                count: number(Some(1))?,
-                vendor_err: number(Some(0))?,
-                fatal: command == "fatal",
-            },
-            ("opcode", _) => Injection::Opcode {
-                opcode: number(None)?,
-                count: number(Some(1))?,
-            },
-            ("hold", _) => Injection::Hold {
-                count: number(Some(u32::MAX))?,
-            },
-            ("release" | "reverse", _) => Injection::Release {
-                count: number(Some(u32::MAX))?,
-                reversed: command == "reverse",
-            },
-            ("vanish", _) => Injection::Vanish {
-                count: number(Some(1))?,
-            },
-            ("duplicate", _) => Injection::Duplicate {
-                count: number(Some(1))?,
-            },
-            ("refuse", _) => Injection::Refuse {
-                after: number(Some(0))?,
-                errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
-            },
-            ("mute", _) => Injection::Mute {
-                after: number(Some(0))?,
-                errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
-            },
-            ("lapse", _) => Injection::Lapse {
-                after: number(Some(0))?,
-                errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
-            },
-            ("stall" | "linger", _) => Injection::Stall {
-                us: number(Some(1000))?,
-                late: command == "linger",
-            },
-            ("modify", _) => Injection::Modify {
-                count: number(Some(1))?,
-                errno: number(Some(EIO.to_errno().unsigned_abs()))?,
-            },
-            ("dwell", _) => Injection::Dwell {
-                us: number(Some(1000))?,
-            },
-            ("find", _) => Injection::Find {
-                us: number(Some(1000))?,
-            },
-            ("unlisten", _) => Injection::Unlisten {
-                us: number(Some(1000))?,
-            },
-            ("dereg", _) => Injection::Dereg {
-                count: number(Some(1))?,
-                errno: number(Some(EIO.to_errno().unsigned_abs()))?,
-            },
-            ("event", _) => Injection::Event {
-                event: number(None)?,
-            },
-            ("connect", _) => Injection::Connect {
-                peer: number(None)?,
-            },
-            ("fail", _) => Injection::Fail,
-            ("arm" | "rearm", _) => Injection::Arm {
-                us: number(Some(1000))?,
-                count: number(Some(1))?,
-                honest: command == "rearm",
-            },
-            ("peek", _) => Injection::Peek {
-                on: number(Some(1))? != 0,
-            },
-            ("eager", _) => Injection::Eager {
-                on: number(Some(1))? != 0,
-            },
-            ("reject", _) => Injection::Reject {
-                count: number(Some(1))?,
-            },
-            ("silence", _) => Injection::Silence {
-                count: number(Some(1))?,
-            },
-            ("expire", _) => Injection::Expire,
-            ("end", _) => Injection::End,
-            ("lose", _) => Injection::Lose {
-                count: number(Some(1))?,
-            },
-            ("create", Some(object)) => Injection::Create {
-                object,
-                after: number(Some(0))?,
-                errno: number(Some(ENOMEM.to_errno().unsigned_abs()))?,
-            },
-            _ => return Err(EINVAL),
+        const ALL: u32 = u32::MAX;
+        let [eio, enomem] = [EIO, ENOMEM].map(|e| e.to_errno().unsigned_abs());
+        let injection = parse! { command, number;
+            "status" => Status { status, count = 1, vendor_err = 0; fatal: false },
+            "fatal" => Status { status, count = 1, vendor_err = 0; fatal: true },
+            "opcode" => Opcode { opcode, count = 1 },
+            "hold" => Hold { count = ALL },
+            "release" => Release { count = ALL; reversed: false },
+            "reverse" => Release { count = ALL; reversed: true },
+            "vanish" => Vanish { count = 1 },
+            "duplicate" => Duplicate { count = 1 },
+            "refuse" => Refuse { after = 0, errno = enomem },
+            "mute" => Mute { after = 0, errno = enomem },
+            "lapse" => Lapse { after = 0, errno = enomem },
+            "stall" => Stall { us = 1000; late: false },
+            "linger" => Stall { us = 1000; late: true },
+            "modify" => Modify { count = 1, errno = eio },
+            "dwell" => Dwell { us = 1000 },
+            "find" => Find { us = 1000 },
+            "unlisten" => Unlisten { us = 1000 },
+            "dereg" => Dereg { count = 1, errno = eio },
+            "event" => Event { event },
+            "connect" => Connect { peer },
+            "fail" => Fail {},
+            "arm" => Arm { us = 1000, count = 1; honest: false },
+            "rearm" => Arm { us = 1000, count = 1; honest: true },
+            "peek" => Peek { ; on: number(Some(1))? != 0 },
+            "eager" => Eager { ; on: number(Some(1))? != 0 },
+            "reject" => Reject { count = 1 },
+            "silence" => Silence { count = 1 },
+            "expire" => Expire {},
+            "end" => End {},
+            "lose" => Lose { count = 1 },
+            "create" => Create { after = 0, errno = enomem; object: object },
         };
         match words.next() {
             None => Ok(injection),
