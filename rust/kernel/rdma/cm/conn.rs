@@ -147,6 +147,32 @@ impl<M: Manager> Inner<M> {
         Ok(())
     }
 
+    /// Changes to the state that an event leads to. Returns whether it is the last event, and whether
+    /// to disconnect.
+    fn change_state(&mut self, event: &Event<'_>, is_resolved: bool) -> (bool, bool) {
+        let was = self.state;
+        let (state, is_last, disconnect) = match event {
+            Event::Other(_) if is_resolved && was == State::Idle => (State::Resolved, false, false),
+            Event::AddrChange | Event::Other(_) => (was, false, false),
+            // After the last event there is no handler left for a connection.
+            Event::Established { .. } => {
+                let disconnect = self.end || was == State::Closed;
+                (State::Established, false, disconnect)
+            }
+            // The peer's hardware address has changed: rdma_cm reports that, but does not end the
+            // connection.
+            Event::Failed(_) if was == State::Established => (was, false, true),
+            // Where the end was left to an event, that will not come.
+            _ if was >= State::Requested => {
+                let disconnect = was == State::Notified && self.end;
+                (State::Closed, true, disconnect)
+            }
+            _ => (was, true, false),
+        };
+        self.state = state;
+        (is_last, disconnect)
+    }
+
     /// Takes the result of the event that a call waits for, if it has come.
     fn take_result(&mut self) -> Option<Result<Option<KBox<PrivateData>>>> {
         match replace(&mut self.wait, Awaited::None) {
@@ -474,33 +500,7 @@ impl<M: Manager> Conn<M> {
         };
         let mut inner = self.inner.lock();
         let was = inner.state;
-        let mut disconnect = false;
-        let mut is_last = false;
-        inner.state = match event {
-            Event::Other(_) if is_resolved && was == State::Idle => State::Resolved,
-            Event::AddrChange | Event::Other(_) => was,
-            Event::Established { .. } => {
-                // After the last event there is no handler left for a connection.
-                disconnect = inner.end || was == State::Closed;
-                State::Established
-            }
-            // The peer's hardware address has changed: rdma_cm reports that, but does not end the
-            // connection.
-            Event::Failed(_) if was == State::Established => {
-                disconnect = true;
-                was
-            }
-            _ => {
-                is_last = true;
-                // The end was left to an event that will not come.
-                disconnect = was == State::Notified && inner.end;
-                if was >= State::Requested {
-                    State::Closed
-                } else {
-                    was
-                }
-            }
-        };
+        let (is_last, disconnect) = inner.change_state(event, is_resolved);
         if was == State::Notified && inner.state != was {
             self.found.complete();
         }
