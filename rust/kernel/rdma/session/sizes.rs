@@ -263,7 +263,7 @@ impl Sizes {
         let entries = Caps::new(all.saturating_sub(drain as u32), load.recvs).entries();
         Ok(Self {
             caps: Caps {
-                // Not more than all of them.
+                // At most `all`, which fits.
                 send_wr: sends as u32,
                 recv_wr: load.recvs,
                 send_sge: load.send_sge,
@@ -271,7 +271,7 @@ impl Sizes {
             },
             rw_contexts,
             entries: check_limit(Limit::Cqe, times(entries, load.connections), attrs.max_cqe)?,
-            // Not more than all of them.
+            // At most `all`, which fits.
             places: posted.saturating_sub(load.other_sends.into()) as u32,
             transfer,
         })
