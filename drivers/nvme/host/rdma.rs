@@ -372,9 +372,9 @@ impl Exchange for Io {
 }
 
 impl Io {
-    /// Ends the request of a command whose reply has come, and whose key is invalid if it has one,
-    /// although its SEND may not be known to have completed: that has the capsule only, unless
-    /// the data are sent from their pages.
+    /// Ends the request of a command whose reply has come and whose key, if it has one, is invalid.
+    /// Its SEND may not have completed, and has the capsule only. A request whose pages are sent
+    /// waits for that.
     #[inline]
     fn end_request(mut reply: Reply<'_, Self>) {
         let rq = match &reply.request().data {
@@ -1110,32 +1110,7 @@ impl Rdma {
             );
             return Err(EOPNOTSUPP.into());
         }
-        let wanted = setup.ctrl().opts().queue_size();
-        let (size, most) = (
-            usize::from(identity.sqsize).saturating_add(1),
-            usize::from(identity.maxcmd),
-        );
-        if wanted > size {
-            dev_warn!(
-                setup.ctrl().device(),
-                "queue_size {wanted} > ctrl sqsize {size}, clamping down\n"
-            );
-        }
-        let clamped = size.min(MAX_QUEUE_SIZE.into()).min(most);
-        if clamped < 2 && identity.queue_count > 1 {
-            dev_err!(
-                setup.ctrl().device(),
-                "queues of {clamped} entries are not supported!\n"
-            );
-            return Err(EOPNOTSUPP.into());
-        }
-        if clamped < size {
-            dev_warn!(
-                setup.ctrl().device(),
-                "ctrl sqsize {size}, maxcmd {most}, max queue size {MAX_QUEUE_SIZE}, clamping\n"
-            );
-        }
-        setup.set_sqsize(clamped.saturating_sub(1) as u16);
+        Self::clamp_sqsize(setup)?;
         setup.use_inline_data = identity.sgls & bindings::NVME_CTRL_SGLS_SAOS != 0;
         if identity.queue_count > 1 {
             Self::configure_io_queues(setup, cx)?;
@@ -1152,6 +1127,36 @@ impl Rdma {
         if Self::is_any_lost(setup) {
             setup.ctrl().link().error_recovery();
         }
+        Ok(())
+    }
+
+    /// Has I/O queues be no larger than target and driver can have them.
+    fn clamp_sqsize(setup: &mut Setup<'_, Self>) -> Result {
+        let identity = setup.identity();
+        let wanted = setup.ctrl().opts().queue_size();
+        let size = usize::from(identity.sqsize).saturating_add(1);
+        let most = usize::from(identity.maxcmd);
+        if wanted > size {
+            dev_warn!(
+                setup.ctrl().device(),
+                "queue_size {wanted} > ctrl sqsize {size}, clamping down\n"
+            );
+        }
+        let clamped = size.min(MAX_QUEUE_SIZE.into()).min(most);
+        if clamped < 2 && identity.queue_count > 1 {
+            dev_err!(
+                setup.ctrl().device(),
+                "queues of {clamped} entries are not supported!\n"
+            );
+            return Err(EOPNOTSUPP);
+        }
+        if clamped < size {
+            dev_warn!(
+                setup.ctrl().device(),
+                "ctrl sqsize {size}, maxcmd {most}, max queue size {MAX_QUEUE_SIZE}, clamping\n"
+            );
+        }
+        setup.set_sqsize(clamped.saturating_sub(1) as u16);
         Ok(())
     }
 

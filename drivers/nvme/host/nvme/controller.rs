@@ -294,6 +294,28 @@ impl<T: Transport> Deref for Controller<T> {
 }
 
 impl<T: Transport> Controller<T> {
+    /// Returns the operations that nvme-core calls.
+    fn ops() -> bindings::nvme_ctrl_ops {
+        bindings::nvme_ctrl_ops {
+            name: T::name().as_char_ptr(),
+            module: T::Client::module().as_ptr(),
+            // No request has metadata, as there are no segments for them: nvme-core has the target
+            // make and check protection information.
+            flags: bindings::NVME_F_FABRICS | bindings::NVME_F_METADATA_SUPPORTED,
+            reg_read32: Some(bindings::nvmf_reg_read32),
+            reg_read64: Some(bindings::nvmf_reg_read64),
+            reg_write32: Some(bindings::nvmf_reg_write32),
+            subsystem_reset: Some(Self::subsystem_reset),
+            free_ctrl: Some(Self::free_ctrl),
+            submit_async_event: Some(Self::submit_async_event),
+            delete_ctrl: Some(Self::delete_ctrl),
+            stop_ctrl: Some(Self::stop_ctrl),
+            get_address: Some(bindings::nvmf_get_address),
+            get_virt_boundary: Some(bindings::nvme_helper_get_virt_boundary),
+            ..Default::default()
+        }
+    }
+
     /// Allocates a controller (`nvme_init_ctrl`), which [`ControllerRef`] owns from then on.
     ///
     /// # Safety
@@ -318,25 +340,6 @@ impl<T: Transport> Controller<T> {
         let link = pin_init!(Link {
             ctrl <- new_spinlock_irq!(None),
         });
-        let module = T::Client::module();
-        let ops = bindings::nvme_ctrl_ops {
-            name: T::name().as_char_ptr(),
-            module: module.as_ptr(),
-            // No request has metadata, as there are no segments for them: nvme-core has the target
-            // make and check protection information.
-            flags: bindings::NVME_F_FABRICS | bindings::NVME_F_METADATA_SUPPORTED,
-            reg_read32: Some(bindings::nvmf_reg_read32),
-            reg_read64: Some(bindings::nvmf_reg_read64),
-            reg_write32: Some(bindings::nvmf_reg_write32),
-            subsystem_reset: Some(Self::subsystem_reset),
-            free_ctrl: Some(Self::free_ctrl),
-            submit_async_event: Some(Self::submit_async_event),
-            delete_ctrl: Some(Self::delete_ctrl),
-            stop_ctrl: Some(Self::stop_ctrl),
-            get_address: Some(bindings::nvmf_get_address),
-            get_virt_boundary: Some(bindings::nvme_helper_get_virt_boundary),
-            ..Default::default()
-        };
         // SAFETY: The options are valid during the call.
         let given = unsafe { Options::from_raw(opts) };
         let data = T::new(&given);
@@ -346,7 +349,7 @@ impl<T: Transport> Controller<T> {
             io_set: Opaque::zeroed(),
             err_work: Opaque::zeroed(),
             reconnect_work: Opaque::zeroed(),
-            ops,
+            ops: Self::ops(),
             io_queues: [const { Atomic::new(0) }; TYPES],
             slots,
             link: Arc::pin_init(link, GFP_KERNEL)?,
@@ -393,8 +396,8 @@ impl<T: Transport> Controller<T> {
         }
         // INVARIANT: The module is loaded, as nvme-fabrics has a reference during the call.
         //
-        // SAFETY: `module` is that of the driver whose `create_ctrl` is running, so it is loaded.
-        unsafe { bindings::__module_get(module.as_ptr()) };
+        // SAFETY: The module is that of the driver whose `create_ctrl` is running, so it is loaded.
+        unsafe { bindings::__module_get(T::Client::module().as_ptr()) };
         // SAFETY: The controller is valid.
         let ctrl = unsafe { this.as_ref() };
         // INVARIANT: It is valid until `free_ctrl` takes the address away.
