@@ -677,8 +677,29 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Allocates the queue of a connection, and its receives (`nvmet_rdma_alloc_queue`,
-    /// `nvmet_rdma_create_queue_ib`).
+    /// Makes the CQ and the QP of a connection (`nvmet_rdma_create_queue_ib`), on an SRQ, of which
+    /// there is the number of receives, if one is given.
+    fn create_queue_ib(
+        id: &cm::Id,
+        pd: &Pd,
+        vector: u32,
+        srq: Option<&(Srq<Command, 2>, u32)>,
+        sizes: &Sizes,
+        cx: &Sleepable,
+    ) -> Result<Qp<Workqueue>> {
+        let of_srq = srq.map_or(0, |(_, size)| *size);
+        let entries = sizes.entries.saturating_add(of_srq);
+        let cq = Cq::<Workqueue>::alloc(pd.device(), entries, vector, cx)?;
+        let init = match srq {
+            Some((srq, _)) => InitAttr::on_srq(pd, &cq, srq, &sizes.caps),
+            None => InitAttr::new(pd, &cq, &cq, &sizes.caps),
+        };
+        init.rw_contexts(sizes.rw_contexts, 1)
+            .events(Arc::new(QpEvents(id.clone()), GFP_KERNEL)?)
+            .create_for(id, cx)
+    }
+
+    /// Allocates the queue of a connection, and its receives (`nvmet_rdma_alloc_queue`).
     fn alloc(
         port: &Arc<Port>,
         id: &cm::Id,
@@ -705,19 +726,8 @@ impl Queue {
         };
         let srq = ndev.srq(pd, vector, port.inline_data_size, cx)?;
         let sizes = Self::sizes(dev, req, srq.is_some())?;
-        let of_srq = srq.as_ref().map_or(0, |(_, size)| *size);
-        let entries = sizes.entries.saturating_add(of_srq);
-        let cq = Cq::<Workqueue>::alloc(dev, entries, vector, cx)?;
-        let init = match &srq {
-            Some((srq, _)) => InitAttr::on_srq(pd, &cq, srq, &sizes.caps),
-            None => InitAttr::new(pd, &cq, &cq, &sizes.caps),
-        };
-        let qp = init
-            .rw_contexts(sizes.rw_contexts, 1)
-            .events(Arc::new(QpEvents(id.clone()), GFP_KERNEL)?)
-            .create_for(id, cx)?;
-        // As many as there are commands, and responses that are being sent: the host may have got
-        // more of these than are acknowledged.
+        let qp = Self::create_queue_ib(id, pd, vector, srq.as_ref(), &sizes, cx)?;
+        // The responses that the host may have got before their SENDs have completed here.
         let sent = req.send_queue_size().max(AQ_DEPTH);
         let kept_data_size = match host_qid {
             0 => 0,
@@ -728,7 +738,7 @@ impl Queue {
             // As `SendRing` demands, at most half of the responses.
             _ => Self::sig_limit(&sizes, kept_data_size).min(sent),
         };
-        // So do those that wait for the next signaled one, which the host has got.
+        // With them it has got those that the next signaled one completes.
         let unacknowledged = sent.saturating_add(sig_limit.saturating_sub(1));
         let count = req.recv_queue_size().saturating_add(unacknowledged);
         let mut cqes = Bufs::new(pd, count.into(), nvmet::COMPLETION, cx)?;
