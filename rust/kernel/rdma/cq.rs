@@ -37,6 +37,7 @@ use crate::{
         AtomicU32,
         Ordering, //
     },
+    cqe,
     deferred,
     device::{
         self,
@@ -389,7 +390,7 @@ pub(crate) struct Inner {
     wcs: Option<KBox<UnsafeCell<Wcs>>>,
     poll_lock: PollLock,
     pub(crate) empties: Empties,
-    /// What a poll into an array looks at: [`UNUSED`], and [`MARKER`] for each [`MarkerWatch`].
+    /// What a poll into an array looks at: [`UNUSED`], and [`WATCH`] for each [`ArrayWatch`].
     arrays: AtomicU32,
     failed: AtomicBool,
     kind: Kind,
@@ -411,41 +412,44 @@ unsafe impl Sync for Inner {}
 /// Of [`Inner::arrays`]: no completion was polled into an array of a caller.
 const UNUSED: u32 = 1;
 
-/// Of [`Inner::arrays`]: one drain that waits for its markers.
-const MARKER: u32 = 2;
+/// Of [`Inner::arrays`]: one drain that waits for its markers, or a QP whose receives are ignored.
+const WATCH: u32 = 2;
 
 /// The callbacks of the markers of drains, as addresses; zero before there was a drain.
 static MARKERS: [atomic::Atomic<usize>; 2] = [const { atomic::Atomic::new(0) }; 2];
 
-/// Returns whether a request completes to a marker of a drain.
+/// Returns whether a request completes to a marker of a drain, or is [ignored](cqe::ignore).
 ///
 /// # Safety
 ///
 /// The callback is valid.
-unsafe fn is_marker(cqe: *const bindings::ib_cqe) -> bool {
+unsafe fn is_watched(cqe: *const bindings::ib_cqe) -> bool {
     // SAFETY: The callback is valid, as the caller promises.
-    let done = unsafe { (*cqe).done }.map_or(0, |done| done as usize);
-    (MARKERS.iter()).any(|marker| marker.load(atomic::Relaxed) == done)
+    let (done, is_ignored) = unsafe { ((*cqe).done, cqe::is_ignored(cqe)) };
+    let done = done.map_or(0, |done| done as usize);
+    is_ignored || (MARKERS.iter()).any(|marker| marker.load(atomic::Relaxed) == done)
 }
 
-/// While this lives, [`Cq::poll`] handles the markers of drains at once, as the caller may keep its
-/// array for long.
-pub(crate) struct MarkerWatch(Shared);
+/// While it lives, markers of drains, and completions that are ignored, do not stay in an array
+/// that they are polled into, but are handled at once. The holder of the array may keep what it has
+/// for long: the drain would wait for it, and what is ignored is freed with its QP.
+pub(crate) struct ArrayWatch(Shared);
 
-impl MarkerWatch {
+impl ArrayWatch {
     /// The caller posts markers with these callbacks after this, so polls that find them see this.
+    /// So do those after the poll lock was released, if the caller holds it.
     pub(crate) fn new(cq: &Shared, markers: [usize; 2]) -> Self {
         for (to, marker) in MARKERS.iter().zip(markers) {
             to.store(marker, atomic::Relaxed);
         }
-        cq.arrays.fetch_add(MARKER, Ordering::Release);
+        cq.arrays.fetch_add(WATCH, Ordering::Release);
         Self(cq.clone())
     }
 }
 
-impl Drop for MarkerWatch {
+impl Drop for ArrayWatch {
     fn drop(&mut self) {
-        self.0.arrays.fetch_sub(MARKER, Ordering::Relaxed);
+        self.0.arrays.fetch_sub(WATCH, Ordering::Relaxed);
     }
 }
 
@@ -715,14 +719,15 @@ impl PollGuard<'_> {
         }
     }
 
-    /// Looks at completions that were polled into an array, for the first time or while a drain
-    /// waits: its markers do not wait in the array, but are handled here. Returns the number of
-    /// others, which come first; if there is none, and there may be more, polls again.
+    /// Looks at completions that were polled into an array, for the first time or while there is an
+    /// [`ArrayWatch`]: what is watched for does not wait in the array, but is handled here. Returns
+    /// the number of others, which come first; if there is none, and there may be more, polls
+    /// again.
     ///
     /// # Safety
     ///
     /// The first `n` completions are those that were just polled.
-    unsafe fn take_markers(
+    unsafe fn take_watched(
         &self,
         wcs: &mut [MaybeUninit<bindings::ib_wc>],
         mut n: usize,
@@ -736,7 +741,7 @@ impl PollGuard<'_> {
                 let completion = unsafe { Completion::new(wc) };
                 let cqe = completion.wc.cqe();
                 // SAFETY: The owner was not taken back, so the callback in it is valid.
-                if !cqe.is_null() && unsafe { is_marker(cqe) } {
+                if !cqe.is_null() && unsafe { is_watched(cqe) } {
                     completion.dispatch();
                 } else {
                     core::mem::forget(completion);
@@ -928,7 +933,7 @@ impl<C: CallerPolled> Cq<C> {
                 match self.inner.arrays.load(Ordering::Relaxed) {
                     0 => n,
                     // SAFETY: The first `n` completions of the array were just polled.
-                    _ => unsafe { guard.take_markers(&mut array.wcs, n) }?,
+                    _ => unsafe { guard.take_watched(&mut array.wcs, n) }?,
                 }
             }
             None => 0,

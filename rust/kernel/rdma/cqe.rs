@@ -366,19 +366,30 @@ pub(crate) unsafe fn call_handler<T: CqeHandler<ID>, const ID: u64>(
     T::done(owner, wc, &cx);
 }
 
-/// Makes a callback ignore the completions that are polled from here on: they do not give the owner
-/// back.
+/// Makes a callback, that of a [`Cqe`], ignore the completions that are polled from here on: these
+/// do not give the owner back.
 ///
 /// # Safety
 ///
 /// The callback is valid, and in an [`UnsafeCell`](core::cell::UnsafeCell) if there may be
 /// references to its owner.
-pub(crate) unsafe fn ignore<T, const ID: u64>(cqe: *mut Cqe<T, ID>) {
+pub(crate) unsafe fn ignore(cqe: *mut bindings::ib_cqe) {
     // INVARIANT: `ignored` does nothing.
     //
     // SAFETY: The callback is valid, and may be written, as the caller promises. Should a poller
     // read it at this moment, or another call write it, that is one word.
-    unsafe { (&raw mut (*cqe).inner.done).write_volatile(Some(noted::ignored)) };
+    unsafe { (&raw mut (*cqe).done).write_volatile(Some(noted::ignored)) };
+}
+
+/// Returns whether completions of a callback are [ignored](ignore).
+///
+/// # Safety
+///
+/// The callback is valid.
+pub(crate) unsafe fn is_ignored(cqe: *const bindings::ib_cqe) -> bool {
+    let ignored: unsafe extern "C" fn(_, _) = noted::ignored;
+    // SAFETY: The callback is valid, as the caller promises.
+    unsafe { (*cqe).done }.is_some_and(|done| ptr::fn_addr_eq(done, ignored))
 }
 
 /// Returns `true` if a request was posted with a `Cqe<T, ID>`.

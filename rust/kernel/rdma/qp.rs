@@ -551,10 +551,7 @@ impl Inner {
         }
         if found && self.recv.cq.has_only_poller() {
             self.drain(drain::Drain::Posted, cx)?;
-            // Meanwhile a caller may have polled one into an array.
-            if self.recv.cq.has_only_poller() {
-                kept.iter().for_each(|kept| kept.drained());
-            }
+            self.end_recvs(kept.iter().filter(|kept| kept.is_suspect()), cx)?;
         }
         Ok(())
     }
@@ -979,6 +976,8 @@ struct QpPriv {
     events: Option<Arc<dyn Events>>,
     /// See [`Inner::reserve_flushes`].
     flushes: sync::SetOnce<[Arc<cq::Flush>; 2]>,
+    /// There once receives are ignored, whose memory goes with this.
+    ignores: sync::SetOnce<[cq::ArrayWatch; 2]>,
     #[pin]
     user_context: context::UserContext,
 }
@@ -1009,6 +1008,7 @@ impl QpPriv {
             transfers <- Transfers::new(has_contexts, dev.is_iwarp()),
             events,
             flushes: sync::SetOnce::new(),
+            ignores: sync::SetOnce::new(),
             user_context <- context::UserContext::new(),
         })
     }

@@ -483,6 +483,48 @@ mod tests {
         ends.ends(COUNT as i32)
     }
 
+    /// The receives are freed with their QP, also where somebody has polled the completions of some
+    /// after they were released, and keeps what he has polled.
+    #[test]
+    fn released_receives_do_not_wait_in_an_array() -> Result {
+        let ends = Ends::<Direct>::new()?;
+        ends.conn.qp.release_recvs(&ends.null.env.cx)?;
+        let mut arrays = [const { WcArray::<1>::new() }; 3];
+        for array in &mut arrays {
+            send(&ends.peer, ends.null.env.message(&ends.inbox, &[1; LEN])?)?;
+            wait(|| ends.cq.poll(array) == Ok(1))?;
+        }
+        let (null, inbox, _cq) = (ends.null, ends.inbox, ends.cq);
+        drop((ends.peer, ends.conn));
+        drop(ends.drained);
+        wait(|| null.dev.objects()[1] == 0)?;
+        check_eq!(inbox.len(), 0);
+        drop(arrays);
+        // Of the sends alone.
+        check_eq!(inbox.len(), 3);
+        Ok(())
+    }
+
+    /// As above, of receives that a device completes which two drains have found lost.
+    #[test]
+    fn lost_receives_do_not_wait_in_an_array() -> Result {
+        let ends = Ends::<Direct>::new()?;
+        ends.inject(Injection::Hold { count: COUNT })?;
+        ends.conn.qp.drain(&ends.null.env.cx)?;
+        ends.inject(Injection::Release {
+            count: COUNT,
+            reversed: false,
+        })?;
+        let mut array = WcArray::<{ COUNT as usize }>::new();
+        check_eq!(ends.cq.poll(&mut array), Ok(0));
+        let (null, _cq) = (ends.null, ends.cq);
+        drop((ends.peer, ends.conn));
+        drop(ends.drained);
+        wait(|| null.dev.objects()[1] == 0)?;
+        drop(array);
+        Ok(())
+    }
+
     #[test]
     fn shared_cq_is_not_released() -> Result {
         let null = NullEnv::new()?;

@@ -10,7 +10,8 @@
 
 use super::{
     post,
-    Inner, //
+    Inner,
+    OnEnd, //
 };
 use crate::{
     completion::Completion,
@@ -155,11 +156,11 @@ impl Inner {
         end
     }
 
-    /// Makes polls into arrays of callers handle markers at once.
-    fn watch(&self) -> [cq::MarkerWatch; 2] {
+    /// Makes polls into arrays of callers handle markers, and ignored completions, at once.
+    fn watch(&self) -> [cq::ArrayWatch; 2] {
         let markers: [unsafe extern "C" fn(_, _); 2] = [reached::<0>, reached::<1>];
         let markers = markers.map(|done| done as usize);
-        [&self.send.cq, &self.recv.cq].map(|cq| cq::MarkerWatch::new(cq, markers))
+        [&self.send.cq, &self.recv.cq].map(|cq| cq::ArrayWatch::new(cq, markers))
     }
 
     /// Ends the requests of a QP whose device does not complete them: in the reset state it has
@@ -607,6 +608,25 @@ impl<'a> DrainWait<'a> {
         Ok(())
     }
 
+    /// Has receives that are out ignored from here on. Returns `false`, and does nothing, if
+    /// completions of their CQ may be in an array of a caller.
+    fn ignore<'k>(&self, kept: impl Iterator<Item = &'k dyn OnEnd>) -> Result<bool> {
+        let cq = &self.qp.recv.cq;
+        // If callers poll the CQ, no handler runs while the lock is held, except for completions in
+        // arrays.
+        let guard = self.lock(cq)?;
+        let is_known = cq.has_only_poller();
+        if is_known {
+            let ignores = &self.qp.context.ignores;
+            if ignores.as_ref().is_none() {
+                ignores.populate(self.qp.watch());
+            }
+            kept.for_each(|kept| kept.ignore());
+        }
+        drop(guard);
+        Ok(is_known)
+    }
+
     /// Processes the completions of CQs that callers poll, and returns whether there are such.
     fn poll(&self) -> bool {
         let send = &self.qp.send.cq;
@@ -654,6 +674,23 @@ impl Inner {
         wait.returned()
     }
 
+    /// Ends the receives of `kept` that are lost. Fails as a drain whose time is over.
+    pub(super) fn end_recvs<'k>(
+        &self,
+        kept: impl Iterator<Item = &'k dyn OnEnd> + Clone,
+        cx: &Sleepable,
+    ) -> Result {
+        let waited = WaitTime::new();
+        let wait = DrainWait::new(self, Drain::Posted, &waited, cx);
+        // No driver is waited for.
+        wait.helped.set(true);
+        // A caller may have polled one into an array.
+        if wait.ignore(kept.clone())? {
+            kept.for_each(|kept| kept.drained());
+        }
+        Ok(())
+    }
+
     /// See [`Qp::release_recvs`](super::Qp::release_recvs).
     pub(crate) fn release_recvs(&self, cx: &Sleepable) -> Result {
         if self.is_polled_by_current() {
@@ -664,16 +701,10 @@ impl Inner {
         // No driver is waited for.
         wait.helped.set(true);
         // Read once: an owner that is added later is not ignored, so it must not be released.
-        let cq = &self.recv.cq;
         let kept = self.context.kept.iter();
-        // If callers poll the CQ, no handler runs while the lock is held, except for completions in
-        // arrays.
-        let guard = wait.lock(cq)?;
-        if !cq.has_only_poller() {
+        if !wait.ignore(kept.clone())? {
             return Err(EOPNOTSUPP);
         }
-        kept.clone().for_each(|kept| kept.ignore());
-        drop(guard);
         wait.returned()?;
         // All of them, also behind one that is not released.
         match kept.filter(|kept| !kept.release()).count() {
@@ -749,7 +780,7 @@ pub(super) struct Draining {
     /// Set if a CQ is shared, so that other modules may be about to handle what they have polled.
     is_shared: bool,
     /// Set while a marker is out.
-    watch: Option<[cq::MarkerWatch; 2]>,
+    watch: Option<[cq::ArrayWatch; 2]>,
 }
 
 impl Draining {

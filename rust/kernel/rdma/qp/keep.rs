@@ -24,12 +24,18 @@ pub(crate) trait OnEnd: Send + Sync {
         false
     }
 
-    /// The QP was drained again: the receives that were suspected are lost, and drop their
-    /// references to the QP.
-    fn drained(&self) {}
+    /// Returns what [`OnEnd::suspect`] has returned.
+    fn is_suspect(&self) -> bool {
+        false
+    }
 
-    /// The QP cannot be drained: completions of receives that are out are ignored from here on.
+    /// The QP cannot be drained, or was drained again: completions of receives that are out are
+    /// ignored from here on.
     fn ignore(&self) {}
+
+    /// The QP was drained again, and the receives that are out are ignored: they are lost, and drop
+    /// their references to the QP. Called if they were suspected.
+    fn drained(&self) {}
 
     /// The handlers that had begun before [`OnEnd::ignore`] have returned: the receives drop their
     /// references to the QP. Does nothing and returns `false` if one is kept or about to be posted.

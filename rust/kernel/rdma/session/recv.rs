@@ -304,8 +304,8 @@ impl<T: RecvHandler> Table<T> {
         recvs.filter(is_out)
     }
 
-    /// Ends the receives that are out. Should the device complete one before the QP is destroyed,
-    /// that is ignored.
+    /// Ends the receives that are out, and ignored, should the device complete one before the QP is
+    /// destroyed.
     ///
     /// # Safety
     ///
@@ -315,9 +315,7 @@ impl<T: RecvHandler> Table<T> {
             // SAFETY: The receive is one of the table, and its callback is in a cell. It has no
             // `RecvRef`, as the caller promises.
             let ended = unsafe {
-                let cqe = UnsafeCell::raw_get(&raw const (*recv.as_ptr()).cqe);
-                debug::deactivate(cqe.cast());
-                cqe::ignore(cqe);
+                debug::deactivate(UnsafeCell::raw_get(&raw const (*recv.as_ptr()).cqe).cast());
                 Recv::end(recv)
             };
             drop(ended);
@@ -334,27 +332,29 @@ impl<T: RecvHandler> qp::OnEnd for Table<T> {
     }
 
     fn needs_marker(&self, queue: Queue) -> bool {
-        let suspects = self.suspects.load(Ordering::Relaxed);
+        let suspects = self.is_suspect();
         queue == Queue::Recv && suspects && self.recvs_out().next().is_some()
     }
 
-    fn drained(&self) {
-        if self.suspects.load(Ordering::Relaxed) {
-            // SAFETY: The receives that are out were posted before the drain, whose marker was
-            // behind them, so they are lost: there is no `RecvRef`.
-            unsafe { self.end_lost() };
-        }
+    fn is_suspect(&self) -> bool {
+        self.suspects.load(Ordering::Relaxed)
     }
 
     fn ignore(&self) {
         for recv in self.recvs_out() {
             // The receive may complete, and be posted again by its handler: `release` ends it when
-            // the handlers that had begun have returned. No completion is in an array, and where
-            // callers poll, the poll lock is held.
+            // the handlers that had begun have returned. No completion is in an array, nor stays in
+            // one later, and where callers poll, the poll lock is held.
             //
             // SAFETY: The receive is one of the table, and its callback is in a cell.
-            unsafe { cqe::ignore(UnsafeCell::raw_get(&raw const (*recv.as_ptr()).cqe)) };
+            unsafe { cqe::ignore(UnsafeCell::raw_get(&raw const (*recv.as_ptr()).cqe).cast()) };
         }
+    }
+
+    fn drained(&self) {
+        // SAFETY: The receives that are out were posted before the drain, whose marker was behind
+        // them, so they are lost: there is no `RecvRef`.
+        unsafe { self.end_lost() };
     }
 
     fn release(&self) -> bool {
