@@ -873,10 +873,14 @@ impl Request {
     }
 
     /// Allocates the memory of a command's data (`sgl_alloc`). Fails with `ENOMEM`, or `EINVAL` if
-    /// the command was not parsed or has data.
+    /// there are none, or the command was not parsed or has data.
     pub(crate) fn alloc_sgls(&mut self, len: u32) -> Result {
         let (this, mut entries) = (self.dataless()?, 0);
-        // SAFETY: `entries` is valid for writes during the call.
+        // C would write in front of a list without entries.
+        if len == 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: The length is not zero, and `entries` is valid for writes during the call.
         let list =
             unsafe { bindings::sgl_alloc(len.into(), bindings::GFP_KERNEL, &raw mut entries) };
         let list = NonNull::new(list).ok_or(ENOMEM)?;
