@@ -43,7 +43,7 @@ void rdma_helper_dma_unmap_single(struct ib_device *dev, u64 addr, size_t size,
 }
 EXPORT_SYMBOL_GPL(rdma_helper_dma_unmap_single);
 
-/* Whether the device sees the memory itself, as software does, so that nothing is synchronised. */
+/* Returns whether the device sees the memory itself, as software does: nothing is synchronised. */
 bool rdma_helper_uses_virt_dma(struct ib_device *dev)
 {
 	KUNIT_STATIC_STUB_REDIRECT(rdma_helper_uses_virt_dma, dev);
@@ -101,7 +101,7 @@ void rdma_helper_dma_sync_sgtable_for_device(struct ib_device *dev, struct sg_ta
 }
 EXPORT_SYMBOL_GPL(rdma_helper_dma_sync_sgtable_for_device);
 
-/* Whether the device may not see what is written to memory after that was mapped. */
+/* Returns whether the device may miss what is written to memory after that was mapped. */
 bool rdma_helper_dma_need_sync(struct ib_device *dev)
 {
 	KUNIT_STATIC_STUB_REDIRECT(rdma_helper_dma_need_sync, dev);
@@ -163,7 +163,7 @@ EXPORT_SYMBOL_GPL(rdma_helper_may_sleep);
 #endif
 
 #ifdef CONFIG_MODULES
-/* Of kernel/module/internal.h, where modules do not see it. */
+/* As in kernel/module/internal.h, which modules cannot include. */
 struct module_use {
 	struct list_head source_list;
 	struct list_head target_list;
@@ -171,7 +171,7 @@ struct module_use {
 };
 
 /*
- * Says whether this is code of a module, or of one that it uses, and so keeps loaded. The list of
+ * Returns whether this is code of a module, or of one that it uses and so keeps loaded. The list of
  * these changes only when the module is loaded or freed.
  */
 static bool keeps_code(struct module *mod, unsigned long addr)
@@ -450,7 +450,7 @@ struct ib_device *rdma_helper_device_by_netdev(const char *name)
 }
 EXPORT_SYMBOL_GPL(rdma_helper_device_by_netdev);
 
-/* Returns when it was called, in nanoseconds, if the end is traced. */
+/* Returns the time in nanoseconds, if the end is traced. */
 u64 rdma_helper_trace_drain_begin(const struct ib_qp *qp)
 {
 	trace_drain_begin(qp);
@@ -633,7 +633,7 @@ int rdma_helper_poll_cq(struct ib_cq *cq, int num_entries, struct ib_wc *wc)
 	return ib_poll_cq(cq, num_entries, wc);
 }
 
-/* Called by a callback, which has done nothing yet. */
+/* Called by a completion callback before it does anything. */
 void rdma_helper_trace_wc(struct ib_cq *cq, struct ib_wc *wc)
 {
 	rdma_helper_trace_completion(cq, wc);
