@@ -115,10 +115,18 @@ def unconfirmed(ground, peer):
 
 @against("request: 10 hosts that send no command, and the port goes, with one worker")
 def port_goes(ground, peer):
-    """No controller has these connections, whose ends the end of the port waits for."""
+    """No controller has these connections, whose ends the end of the port waits for. They do not wait for that of
+    another one, which waits for its disk."""
     host = Host(peer, ground.target)
     queues = [host.queue(0, receives=1) for _ in range(10)]
-    with nvme.one_worker():
+    nsec = (MOMENT + 2000) * 10**6
+    with nvme.Null(irqmode=2, completion_nsec=nsec) as null, nvme.Target(null) as target, nvme.one_worker():
+        other = Host(peer, target)
+        other.start()
+        queue = other.io()
+        queue.write_inline(0, bytes(BLOCK))
+        peer.tell("disconnect", queue.number)
+        queue.ended()
         ground.target.disable()
         ended = [queue.ended() for queue in queues]
         ground.target.enable()

@@ -361,29 +361,20 @@ pub(crate) struct Ctrl(*mut bindings::nvmet_ctrl);
 
 // Work items.
 
-/// A work item for nvmet's queue. While it lives it keeps its client.
-pub(crate) trait Item:
-    workqueue::WorkItem<Pointer = Arc<Self>> + Send + Sync + Sized + 'static
-{
-    /// Returns the client.
-    fn client(&self) -> &ClientRef;
-}
-
-/// Returns nvmet's queue for work items that end connections (`nvmet_wq`): nvmet flushes it before
-/// it frees a port. The client keeps the text of the work item, which has a reference to it.
+/// Returns nvmet's queue (`nvmet_wq`), which nvmet flushes before it frees a port. The client keeps
+/// the text of the work item, which has a reference to it.
+///
+/// No connection ends there. An unbound queue has a list for each group of CPUs, and starts from
+/// each in turn as many work items as its `max_active` allows: that could be [`Nport`], which waits
+/// for those behind it.
 fn wq(_client: &ClientRef) -> &'static workqueue::Queue {
     // SAFETY: nvmet, which this module needs, destroys the queue when it is unloaded.
     unsafe { workqueue::Queue::from_raw(bindings::nvmet_wq) }
 }
 
-/// Queues a work item on `nvmet_wq`. Any context. Does nothing if it is queued.
-pub(crate) fn enqueue<T: Item + workqueue::HasWork<T>>(item: Arc<T>) {
-    let _ = wq(item.client()).enqueue(item);
-}
-
-/// As [`enqueue`], in a while.
-pub(crate) fn enqueue_delayed(item: Arc<Port>, delay: Jiffies) {
-    let _ = wq(item.client()).enqueue_delayed(item, delay);
+/// Queues the work item of a port, in a while. Any context. Does nothing if it is queued.
+pub(crate) fn enqueue_delayed(port: Arc<Port>, delay: Jiffies) {
+    let _ = wq(&port.client).enqueue_delayed(port, delay);
 }
 
 // Ports.
@@ -417,12 +408,6 @@ impl_has_work! {
     impl HasWork<Self> for Nport { self.closing }
 }
 
-impl Item for Nport {
-    fn client(&self) -> &ClientRef {
-        &self.client
-    }
-}
-
 impl workqueue::WorkItem for Nport {
     type Pointer = Arc<Self>;
 
@@ -436,7 +421,7 @@ impl Nport {
     /// its queue.
     fn close(self: &Arc<Self>) {
         self.users.close();
-        enqueue(self.clone());
+        let _ = wq(&self.client).enqueue(self.clone());
     }
 }
 
@@ -490,7 +475,7 @@ impl PortConfig {
 
 /// A submission queue (`struct nvmet_sq`), with its completion queue.
 ///
-/// When it is dropped, a work item on `nvmet_wq` ends it, unless [`Sq::destroy`] has.
+/// When it is dropped, a work item ends it, unless [`Sq::destroy`] has.
 pub(crate) struct Sq(Arc<SqInner>);
 
 /// # Invariants
@@ -520,12 +505,6 @@ unsafe impl Sync for SqInner {}
 
 impl_has_work! {
     impl HasWork<Self> for SqInner { self.release }
-}
-
-impl Item for SqInner {
-    fn client(&self) -> &ClientRef {
-        &self.nport.client
-    }
 }
 
 impl workqueue::WorkItem for SqInner {
@@ -641,7 +620,7 @@ impl Sq {
 impl Drop for Sq {
     fn drop(&mut self) {
         if !self.0.destroyed.load(Relaxed) {
-            enqueue(self.0.clone());
+            let _ = self.0.nport.client.enqueue(self.0.clone());
         }
     }
 }

@@ -398,7 +398,7 @@ pub(crate) struct Port {
     inline_data_size: usize,
     max_queue_size: u16,
     target: Arc<Target>,
-    client: ClientRef,
+    pub(crate) client: ClientRef,
     #[pin]
     listening: Mutex<Listening>,
     #[pin]
@@ -407,12 +407,6 @@ pub(crate) struct Port {
 
 impl_has_delayed_work! {
     impl HasDelayedWork<Self> for Port { self.repair }
-}
-
-impl nvmet::Item for Port {
-    fn client(&self) -> &ClientRef {
-        &self.client
-    }
 }
 
 impl WorkItem for Port {
@@ -594,19 +588,12 @@ impl_has_work! {
     impl HasWork<Self> for Queue { self.release }
 }
 
-impl nvmet::Item for Queue {
-    fn client(&self) -> &ClientRef {
-        &self.client
-    }
-}
-
 impl WorkItem for Queue {
     type Pointer = Arc<Self>;
 
     /// Ends a connection (`nvmet_rdma_release_queue_work`).
     fn run(this: Arc<Self>) {
         let Ok(cx) = Sleepable::current() else { return };
-        // Not queued again: with a `max_active` of 1 it would wait for `Nport`, and that for this.
         while let Err(e) = this.free(&cx) {
             rdma::pr_err_ratelimited!("a handler of a connection has not returned: {e:?}\n");
             // The QP still has its context, which only this takes.
@@ -853,7 +840,7 @@ impl Queue {
     /// Ends the connection, from a work item (`nvmet_rdma_queue_disconnect`). Any context.
     fn disconnect(self: ArcBorrow<'_, Self>) {
         if !self.is_ending.xchg(true, Relaxed) {
-            nvmet::enqueue(Arc::from(self));
+            let _ = self.client.enqueue(Arc::from(self));
         }
     }
 
