@@ -556,10 +556,12 @@ impl<T: RecvHandler> Kept<T> {
     #[inline]
     pub fn open(&mut self) -> (&Arc<T>, RecvBytes<'_>) {
         let (recv, len) = (self.recv.0.as_ptr(), self.len);
+        // Before the buffer is borrowed exclusively, as this borrows all of the receive.
+        let conn = self.recv.conn();
         // SAFETY: By the invariant of `RecvRef` the receive is valid, and this, which is borrowed
         // exclusively, has the right to use it.
         let view = unsafe { (*recv).buf.cpu() };
-        (self.recv.conn(), RecvBytes::new(view, len))
+        (conn, RecvBytes::new(view, len))
     }
 }
 
