@@ -262,11 +262,19 @@ impl Connection {
     /// Asks for a connection to a service id (`ib_send_cm_req`), waits for the answer, takes the QP
     /// to RTS (`ib_cm_init_qp_attr`, `ib_modify_qp`), confirms (`ib_send_cm_rtu`), and returns the
     /// answer's 196 bytes. `handler` gets the events of the connection but for
-    /// [`cm::Event::Established`]. Fails with `ECONNREFUSED` if the peer rejects; `ETIMEDOUT`
-    /// without an answer in [`cm::ConnParam::timeout_ms`], or to all that was sent; `EINVAL` if QP
-    /// and path are not of one device, if the QP is in use already, or with too much private data;
-    /// `ERESTARTSYS` on a signal; `ENODEV` if the device goes; `EDEADLK` in a callback of a
-    /// connection manager; or the connection manager's or driver's error. The handler is released.
+    /// [`cm::Event::Established`].
+    ///
+    /// # Errors
+    ///
+    /// The handler is released.
+    ///
+    /// - `ECONNREFUSED` if the peer rejects.
+    /// - `ETIMEDOUT` without an answer in [`cm::ConnParam::timeout_ms`], or to all that was sent.
+    /// - `EINVAL` if QP and path are not of one device, if the QP is in use already, or with too
+    ///   much private data.
+    /// - `ERESTARTSYS` on a signal, and `ENODEV` if the device is being removed.
+    /// - `EDEADLK` in a callback of a connection manager.
+    /// - The connection manager's, or the driver's.
     pub fn connect<S: PollContext, R: PollContext>(
         qp: &Qp<S, R>,
         path: &Path<'_>,

@@ -88,10 +88,10 @@ pub(crate) trait Manager: Sized + Send + Sync + 'static {
 ///
 /// A disconnection is remembered: if the connection is established only afterwards, the callback
 /// ends it, as C does nothing while the peer's last message is still to come (`ib_send_cm_dreq()`
-/// in core/cm.c). Notified leaves it to the callback altogether: if the state of the C id changes
-/// before the manager's worker has run, that does not cancel the message which waits for the peer's
-/// last one (`cm_establish_handler()`), and the id lives on for a minute. While Asking, C is called
-/// without the lock, as an iWARP driver may take long. That task disconnects.
+/// in core/cm.c). Notified leaves it to the callback altogether: the manager's worker cancels the
+/// message that waits for the peer's last one only if the state of the C id has not changed
+/// (`cm_establish_handler()`), and otherwise the id lives on for a minute. While Asking, C is
+/// called without the lock, as an iWARP driver may take long. That task disconnects.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 pub(crate) enum State {
     /// The device and the addresses are not known, or C may still change them.
@@ -147,8 +147,8 @@ impl<M: Manager> Inner<M> {
         Ok(())
     }
 
-    /// Changes to the state that an event leads to. Returns whether it is the last event, and whether
-    /// to disconnect.
+    /// Changes to the state that an event leads to. Returns whether it is the last event, and
+    /// whether to disconnect.
     fn change_state(&mut self, event: &Event<'_>, is_resolved: bool) -> (bool, bool) {
         let was = self.state;
         let (state, is_last, disconnect) = match event {

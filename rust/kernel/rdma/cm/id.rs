@@ -106,11 +106,16 @@ impl Id {
         self.state.destroy(cx)
     }
 
-    /// Finds the device and the path to an address (`rdma_resolve_addr`) and waits for that. Fails
-    /// with `ETIMEDOUT` or `EHOSTUNREACH` if no host has the address, `ENODEV` if the device is not
-    /// the client's, `ERESTARTSYS` on a signal, `ECANCELED` after [`Id::disconnect`],
-    /// `EBUSY` if another step is waited for or the id is one of [`Id::connect_to`], `EDEADLK` in a
-    /// callback of the connection manager. Drop the id then: it may keep the device from going.
+    /// Finds the device and the path to an address (`rdma_resolve_addr`) and waits for that. Drop
+    /// the id if this fails: it may keep the device from being removed.
+    ///
+    /// # Errors
+    ///
+    /// - `ETIMEDOUT` or `EHOSTUNREACH` if no host has the address.
+    /// - `ENODEV` if the device is not the client's.
+    /// - `ERESTARTSYS` on a signal, and `ECANCELED` after [`Id::disconnect`].
+    /// - `EBUSY` if another step is waited for, or the id is one of [`Id::connect_to`].
+    /// - `EDEADLK` in a callback of the connection manager.
     pub fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32, cx: &Sleepable) -> Result {
         let resolved = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ADDR_RESOLVED;
         let resolve = || self.state.resolve_addr(dst, timeout_ms);
@@ -204,14 +209,22 @@ impl Id {
         resolving.inspect_err(|_| drop(conn.end_async()))
     }
 
-    /// Connects the id's QP to the peer (`rdma_connect`), waits for that, and returns what the peer
-    /// sent along. `handler` gets all events. After an error, what was posted to the QP stays
-    /// there, see [`Qp::drain`], and a connection that comes nevertheless is ended. Fails with
-    /// `ECONNREFUSED` if the peer rejects; `ETIMEDOUT` if it does not answer within
-    /// [`cm::ConnParam::timeout_ms`]; `EINVAL` without a QP or with too much private data; `EBUSY`
-    /// if the id has a handler; `ENODEV` if its device goes; as [`Id::resolve_addr`] in waiting; or
-    /// with the connection manager's error. siw connects in `rdma_connect` itself: against a host
-    /// that is silent this lasts as long as TCP tries, two minutes, and no signal ends it.
+    /// Connects the id's QP to the peer (`rdma_connect`), waits for that, and returns the private
+    /// data of the answer. `handler` gets all events.
+    ///
+    /// siw connects in `rdma_connect` itself: against a host that is silent this lasts as long as
+    /// TCP tries, two minutes, and no signal ends it.
+    ///
+    /// # Errors
+    ///
+    /// Requests that were posted to the QP stay there, see [`Qp::drain`], and a connection that is
+    /// established nevertheless is ended.
+    ///
+    /// - `ECONNREFUSED` if the peer rejects.
+    /// - `ETIMEDOUT` if it does not answer within [`cm::ConnParam::timeout_ms`].
+    /// - `EINVAL` without a QP or with too much private data, and `EBUSY` if the id has a handler.
+    /// - `ENODEV` if the device is being removed.
+    /// - Those of [`Id::resolve_addr`] for the wait, or the connection manager's.
     ///
     /// [`Qp::drain`]: crate::qp::Qp::drain
     ///
@@ -267,11 +280,17 @@ impl Id {
 
     /// Accepts a connection request (`rdma_accept`), once. The peer may send from here on.
     /// `handler` gets all events. A peer that does not confirm within [`cm::ConnParam::timeout_ms`]
-    /// is given up with [`cm::Event::Failed`]; not so on iWARP. Fails with `EINVAL` without a
-    /// QP, without a request that is still to be answered, or with too much private data; `ENODEV`
-    /// if its device goes; `EDEADLK` in a callback of the connection manager that is not that of
-    /// this request; or the manager's error, which has rejected the request. The handler is
-    /// released.
+    /// is given up with [`cm::Event::Failed`]; not so on iWARP.
+    ///
+    /// # Errors
+    ///
+    /// The handler is released.
+    ///
+    /// - `EINVAL` without a QP, without a request that is still to be answered, or with too much
+    ///   private data.
+    /// - `ENODEV` if the device is being removed.
+    /// - `EDEADLK` in a callback of the connection manager that is not that of this request.
+    /// - The connection manager's, which has rejected the request.
     pub fn accept(
         &self,
         handler: Arc<dyn cm::Handler>,

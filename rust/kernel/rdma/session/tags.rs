@@ -1010,8 +1010,8 @@ impl<X: Exchange> Tags<X> {
     }
 
     /// Closes the table, if it is not, with `ENOTCONN`, drains the QP, and ends the exchanges that
-    /// are out, but for those that [`Tag::post`] leaves to the end of the QP and those of which a
-    /// completion is in a [`WcArray`]. What is posted meanwhile ends in its handler.
+    /// are out. Those that [`Tag::post`] leaves to the end of the QP stay out, and those of which a
+    /// completion is in a [`WcArray`]; requests that are posted meanwhile end in their handler.
     ///
     /// Fails as [`Qp::drain`], and with `EINVAL` if it is another QP.
     ///
