@@ -438,9 +438,14 @@ pub struct Agent {
 impl Agent {
     /// Registers an agent of QP 1 of a port (`ib_register_mad_agent`). It receives the requests of
     /// others for `methods`, of which at most `backlog` are queued for [`Agent::recv`]; more are
-    /// dropped. An agent that serves none receives replies only. Fails with `EINVAL` if there is no
-    /// such class or port, or if one of the methods is a reply's or served by another agent;
-    /// `EPROTONOSUPPORT` if the port has no MADs; `ENODEV` if the device goes; `ENOMEM`.
+    /// dropped. An agent that serves none receives replies only.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if there is no such class or port, or if one of the methods is a reply's or
+    ///   served by another agent.
+    /// - `EPROTONOSUPPORT` if the port has no MADs, and `ENODEV` if the device is being removed.
+    /// - `ENOMEM`.
     pub fn register(
         dev: &Device,
         port: u32,
@@ -560,12 +565,18 @@ impl Agent {
     }
 
     /// Sends a request and waits for the reply, at most `timeout_ms` milliseconds each time that it
-    /// is sent: once, and up to `retries` times again. See [`Received::status`]. Fails with
-    /// `ETIMEDOUT` if no reply comes; `ERESTARTSYS` on a signal; `EIO` if it cannot be sent;
-    /// `ENODEV` if the device goes; `ECANCELED` after [`Agent::stop`]; `EINVAL` without a timeout,
-    /// for a method that is a reply's, or if the peer is not seen from the agent's port; `EMSGSIZE`
-    /// if the payload is too long; `ENOMEM`; `EPROTONOSUPPORT` if the peer has an IPv4 address; or
-    /// `EDEADLK` in a callback of a connection manager.
+    /// is sent: once, and up to `retries` times again. See [`Received::status`].
+    ///
+    /// # Errors
+    ///
+    /// - `ETIMEDOUT` if no reply comes, and `EIO` if the request cannot be sent.
+    /// - `ERESTARTSYS` on a signal, `ECANCELED` after [`Agent::stop`], and `ENODEV` if the device
+    ///   is being removed.
+    /// - `EINVAL` without a timeout, for a method that is a reply's, or if the peer is not seen
+    ///   from the agent's port.
+    /// - `EMSGSIZE` if the payload is too long, and `ENOMEM`.
+    /// - `EPROTONOSUPPORT` if the peer has an IPv4 address.
+    /// - `EDEADLK` in a callback of a connection manager.
     pub fn request(
         &self,
         peer: &Peer,
