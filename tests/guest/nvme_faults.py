@@ -251,6 +251,30 @@ def moved_away(ground):
             ground.verify(again.disk(), null, iodepth=16, size="256k")
 
 
+@case("the address of a port is gone when it changes under load, and is back, twice", links=("rxe",), checkers=True)
+def moved_without(ground):
+    """The port cannot listen anew, and tries again every five seconds. The second time it is disabled and enabled."""
+    address = "ip", "addr", "{}", f"{ground.addr}/24", "dev", "rdma0"
+    with failing_over("rdma0") as fail_over, loaded(ground) as (target, host, _):
+        for is_disabled in (False, True):
+            before = reconnections(host)
+            sh(*(word.format("del") for word in address))
+            try:
+                fail_over()
+                until(lambda: listener(target.trsvcid) is None, "the port listens as before")
+                if is_disabled:
+                    target.disable()
+            finally:
+                sh(*(word.format("add") for word in address))
+            if is_disabled:
+                target.enable()
+            until(lambda: listener(target.trsvcid), "the port does not listen")
+            until(lambda old=before: reconnections(host) > old, "the host has not connected again", 120)
+            host.settle()
+            ground.figures["reconnects"] += 1
+            flowing(host)
+
+
 @case("namespace disabled and enabled under load", links=("rxe",))
 def namespace(ground):
     with loaded(ground, stop=False) as (target, host, load):
