@@ -122,6 +122,18 @@ unsigned int nvme_helper_nr_io_queues(struct nvmf_ctrl_options *opts)
 	return nvmf_nr_io_queues(opts);
 }
 
+/* Whether requests of a CPU that is online go by this hardware context. */
+bool nvme_helper_has_online_cpu(struct blk_mq_tag_set *set, unsigned int hctx)
+{
+	unsigned int i, cpu;
+
+	for (i = 0; i < set->nr_maps; i++)
+		for_each_online_cpu(cpu)
+			if (set->map[i].mq_map[cpu] == hctx)
+				return true;
+	return false;
+}
+
 int nvme_helper_addr(const char *addr, const char *port, u8 ip[16], u16 *num, u32 *scope)
 {
 	struct sockaddr_storage parsed = {};

@@ -44,6 +44,7 @@ void nvme_helper_mpath_stop(struct nvme_ctrl *ctrl);
 unsigned long nvme_helper_get_virt_boundary(struct nvme_ctrl *ctrl, bool is_admin);
 void nvme_helper_reconnected(struct nvme_ctrl *ctrl);
 unsigned int nvme_helper_nr_io_queues(struct nvmf_ctrl_options *opts);
+bool nvme_helper_has_online_cpu(struct blk_mq_tag_set *set, unsigned int hctx);
 
 /*
  * Parses an address, and a port unless that is NULL (inet_pton_with_scope()): returns 1 if it is

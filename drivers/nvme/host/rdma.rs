@@ -28,10 +28,7 @@ use bindings::nvme_common_command as Command;
 use core::{
     mem::offset_of,
     net::SocketAddr,
-    ops::{
-        Range,
-        RangeInclusive, //
-    }, //
+    ops::Range, //
 };
 use kernel::{
     impl_has_work,
@@ -1036,25 +1033,27 @@ impl Rdma {
             setup.alloc_io_tag_set(polls, cx)?;
         }
         // Requests may be queued for those that blk-mq knows. There may be others since.
-        let known = count.min(setup.nr_hw_queues()) as u16;
-        Self::start_io_queues(setup, 1..=known, cx)?;
+        Self::setup_io_queues(setup, count.min(setup.nr_hw_queues()), cx)?;
         if !is_new {
             setup.update_nr_hw_queues(cx)?;
         }
-        let more = known.saturating_add(1)..=setup.nr_hw_queues() as u16;
-        Self::start_io_queues(setup, more, cx)
+        Self::setup_io_queues(setup, setup.nr_hw_queues(), cx)
     }
 
-    /// Makes I/O queues and connects them (`nvme_rdma_start_io_queues`).
-    fn start_io_queues(
+    /// Makes and connects those of the first `count` I/O queues that are not there
+    /// (`nvme_rdma_setup_io_queues`), but for those of CPUs that are offline: the controller
+    /// connects again when such a CPU is back and has a request.
+    fn setup_io_queues(
         setup: &mut Setup<'_, Self>,
-        queues: RangeInclusive<u16>,
+        count: u32,
         cx: &Sleepable,
     ) -> Result<(), Failure> {
         let queue_size = setup.identity().sqsize.saturating_add(1);
-        for qid in queues {
-            Self::alloc_queue(setup, qid, queue_size, cx)?;
-            Self::start_queue(setup, qid, cx)?;
+        for qid in 1..=count as u16 {
+            if setup.queue(qid).is_none() && setup.has_online_cpu(qid) {
+                Self::alloc_queue(setup, qid, queue_size, cx)?;
+                Self::start_queue(setup, qid, cx)?;
+            }
         }
         Ok(())
     }
@@ -1160,11 +1159,14 @@ impl Rdma {
         Ok(())
     }
 
-    /// Returns whether a queue has failed, or was given up.
+    /// Returns whether a queue has failed, or was given up, or its CPU is back.
     fn is_any_lost(setup: &Setup<'_, Self>) -> bool {
         let io_queues = setup.identity().queue_count.saturating_sub(1);
         let mut queues = 0..=io_queues.min(setup.nr_hw_queues()) as u16;
-        queues.any(|qid| setup.queue(qid).is_none_or(|it| it.lost.load(Relaxed)))
+        queues.any(|qid| match setup.queue(qid) {
+            Some(queue) => queue.lost.load(Relaxed),
+            None => qid == 0 || setup.has_online_cpu(qid),
+        })
     }
 
     fn reconnect_or_remove(ctrl: &Controller<Self>, failure: Option<Failure>) {

@@ -233,6 +233,17 @@ impl<'a, T: Transport> Setup<'a, T> {
         }
     }
 
+    /// Returns whether requests of a CPU that is online go by an I/O queue. If not, blk-mq has none
+    /// for its Connect command (`EXDEV`).
+    pub(crate) fn has_online_cpu(&self, qid: u16) -> bool {
+        let hctx = u32::from(qid).checked_sub(1);
+        // SAFETY: By the invariant of `Sets` the set is allocated if `io` is set. Only this changes
+        // its maps.
+        hctx.is_some_and(|hctx| unsafe {
+            self.sets.io && bindings::nvme_helper_has_online_cpu(self.ctrl.io_set.get(), hctx)
+        })
+    }
+
     /// Removes the tag set of the admin queue, unless namespaces may exist.
     pub(crate) fn remove_admin_tag_set(&mut self, cx: &Sleepable) {
         if !self.sets.admin || !self.sets.removable {
