@@ -194,6 +194,17 @@ def one_worker():
 
 
 @contextmanager
+def one_cpu(number=0):
+    """Has this thread, and those that it starts, on one CPU."""
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {number})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
+@contextmanager
 def ends(host="c", target="c"):
     """Has the modules of the named ends loaded."""
     load(host, target)

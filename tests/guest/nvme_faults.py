@@ -524,6 +524,56 @@ def queue_count(ground):
             flowing(host)
 
 
+@contextmanager
+def cpu_goes():
+    """Has a function that takes the second CPU offline, or back."""
+    path = "/sys/devices/system/cpu/cpu1/online"
+    try:
+        yield lambda online: nvme.write(path, int(online))
+    finally:
+        nvme.write(path, 1)
+
+
+def queues(host):
+    """The number of I/O queues that a controller was given."""
+    return int((host.path / "queue_count").read_text(encoding="ascii")) - 1
+
+
+@case("a CPU goes offline and comes back under load, twice, with a reset each time", links=("rxe",), hotplug=True)
+def cpu_offline(ground):
+    with cpu_goes() as cpu, loaded(ground, nr_io_queues=2) as (_, host, __):
+        for number in (1, 2) * 2:
+            cpu(number == 2)
+            flowing(host)
+            host.reset()
+            ground.figures["resets"] += 1
+            assert queues(host) == number, f"{number} CPUs, and {queues(host)} I/O queues"
+            flowing(host)
+
+
+@case("the CPU of a queue is offline when the host connects again, twice, under load", links=("rxe",), hotplug=True,
+      defects={("host", "c"): "it does not: blk-mq has no request for the Connect command of such a queue"})
+def cpu_of_a_queue(ground):
+    """Two queues for writes and two for reads, of two CPUs; of one CPU two, which blk-mq maps to both. The second time it
+    has that map from before, and one queue is left out, until the CPU that is back has a request."""
+    with cpu_goes() as cpu, loaded(ground, nr_io_queues=2, nr_write_queues=2) as (_, host, __):
+        cpu(False)
+        for _ in range(2):
+            host.reset()
+            ground.figures["resets"] += 1
+            assert queues(host) == 2, f"one CPU, and {queues(host)} I/O queues"
+            flowing(host)
+        before = reconnections(host)
+        cpu(True)
+        with nvme.one_cpu(1):
+            read_at(host.disk(), 0, 4096)
+        until(lambda: reconnections(host) > before, "the host has not connected again")
+        host.settle()
+        ground.figures["reconnects"] += 1
+        assert queues(host) == 4, f"two CPUs, and {queues(host)} I/O queues"
+        flowing(host)
+
+
 @case("queues are smaller when connecting again", links=("rxe",),
       defects={("host", "c"): "WARN_ON_ONCE() in nvme_rdma_map_sg_fr(): the new queue has an MR for each of its entries, "
                               "and there are as many tags as before"})

@@ -18,6 +18,7 @@ MISSING = {"siw": {"stock": "Debian's kernel has no siw"},
            "patched": {"stock": LOST_QP.format("Debian's kernel"), "um-kcsan": LOST_QP.format("this kernel")},
            "traced": dict.fromkeys(("um-debug", "um-kcsan"), "this kernel has no tracing"),
            "bonds": dict.fromkeys(("um-debug", "um-kcsan"), "this kernel has no bonds"),
+           "hotplug": dict.fromkeys(("um-debug", "um-kcsan"), "CPUs of this kernel cannot go offline"),
            "plain": {"um-debug": "lockdep reports C's target, and stops"}}
 MIB = nvme.MIB
 
@@ -25,12 +26,14 @@ MIB = nvme.MIB
 class Case:
     """A case on a link. Defects are why it is not run with an end of a name, by both: ("host", "c"). It may need the
     kernel with checkers, a plain one without, one whose rxe is patched, one that has bonds of interfaces, or tracing,
-    be one that runs only where it is named, and last for so many seconds on a busy machine."""
+    or whose CPUs go offline, be one that runs only where it is named, and last for so many seconds on a busy machine.
+    """
 
     def __init__(self, name, function, link, args, defects=None, checkers=False, plain=False, patched=False,
-                 bonds=False, traced=False, named=False, seconds=600):
+                 bonds=False, traced=False, hotplug=False, named=False, seconds=600):
         self.name, self.function, self.link, self.args, self.defects = name, function, link, args, defects or {}
-        words = {"checkers": checkers, "plain": plain, "patched": patched, "bonds": bonds, "traced": traced}
+        words = {"checkers": checkers, "plain": plain, "patched": patched, "bonds": bonds, "traced": traced,
+                 "hotplug": hotplug}
         self.needs = [link, *(word for word, needed in words.items() if needed)]
         self.named, self.seconds = named, seconds
 

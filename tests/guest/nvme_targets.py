@@ -180,17 +180,6 @@ def other_queue(ground, peer):
 REFUSED = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters/send_rnr_err")
 
 
-@contextmanager
-def one_cpu():
-    """Has all users on one CPU: blk-mq looks for a tag from where the last one of that CPU was."""
-    cpus = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cpus)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cpus)
-
-
 def following(cids):
     """The next id of commands one after the other. Their tags repeat: blk-mq has two of a word take turns, and a host
     that signals one SEND in so many has their tags again when that has completed."""
@@ -228,7 +217,8 @@ def unseen(ground, peer, opcode, length):
     target, seen, came = Target(peer), [], []
     # Data of this length come with the command.
     target.identity = {1792: ("I", (wire.CAPSULE + LENGTH) // 16)}
-    with one_cpu(), ground.connected(target) as host:
+    # blk-mq looks for a tag from where the last one of the CPU was.
+    with nvme.one_cpu(), ground.connected(target) as host:
         queue, disk = target.queue(1), unscheduled(host)
         target.lie = lambda at, command: at is queue and seen.append(command.cid)
 
