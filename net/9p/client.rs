@@ -119,9 +119,9 @@ impl Options<'_> {
         self.raw.privport
     }
 
-    /// Returns the depth of the send queue. Fails with `EINVAL` unless it is 1 to `most`.
-    pub(crate) fn sq_depth(&self, most: u16) -> Result<u32> {
-        number("sq", self.raw.sq_depth.into(), most.into())
+    /// Returns the depth of the send queue.
+    pub(crate) fn sq_depth(&self) -> Result<u32> {
+        number("sq", self.raw.sq_depth.into(), i32::MAX.into())
     }
 
     /// Returns the depth of the receive queue. Fails with `EINVAL` unless it is 1 to `most`.

@@ -244,13 +244,14 @@ impl Conn {
         id.resolve_addr(mount.addr, mount.timeout, cx)?;
         id.resolve_route(mount.timeout, cx)?;
         let dev = id.device()?.clone();
-        let depth = mount.sq_depth.min(mount.rq_depth);
+        let requests = mount.rq_depth;
+        let exchanges = requests.saturating_add(FLUSHES);
         let load = Load {
-            requests: depth,
+            requests,
             sends: 1,
             other_sends: FLUSHES,
-            // The replies to flushes, and the next reply before a receive is posted again.
-            recvs: mount.rq_depth.saturating_add(FLUSHES).saturating_add(1),
+            // One more for the next reply, before a receive is posted again.
+            recvs: exchanges.saturating_add(1),
             send_sge: 2,
             ..Load::NONE
         };
@@ -259,7 +260,7 @@ impl Conn {
         let pd = Pd::alloc(&dev, cx)?;
         let cq = Cq::alloc_any(&dev, sizes.entries, cx)?;
         let qp = Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?;
-        let mut heads = Bufs::new(&pd, depth.saturating_add(FLUSHES) as usize, HEAD, cx)?;
+        let mut heads = Bufs::new(&pd, exchanges as usize, HEAD, cx)?;
         let mut exchange = |_| {
             let posted = Posted {
                 head: heads.take(cx)?,
@@ -268,7 +269,7 @@ impl Conn {
             };
             Ok((posted, Waiting::default()))
         };
-        let tags = Tags::new(&qp, (), depth, GENERATION_BITS, &mut exchange, cx)?;
+        let tags = Tags::new(&qp, (), requests, GENERATION_BITS, &mut exchange, cx)?;
         let flush = Tags::new(&qp, (), FLUSHES, GENERATION_BITS, &mut exchange, cx)?;
         let Ok(conn) = conn.pin_init_with(pin_init!(Self {
             mount: mount.clone(),
@@ -308,8 +309,10 @@ impl Conn {
     /// Binds to a port that only root may bind to, for a server of this address
     /// (`p9_rdma_bind_privport`).
     fn bind_privport(client: &ClientRef, server: SocketAddr, cx: &Sleepable) -> Result<cm::Id> {
-        let any = server.is_ipv6().then_some([0_u16; 8].into());
-        let any = any.unwrap_or([0_u8; 4].into());
+        let any = match server {
+            SocketAddr::V4(_) => [0_u8; 4].into(),
+            SocketAddr::V6(_) => [0_u16; 8].into(),
+        };
         let mut options = cm::Options::default();
         let ports = bindings::P9_DEF_MIN_RESVPORT as u16..=bindings::P9_DEF_MAX_RESVPORT as u16;
         let bound = ports.rev().find_map(|port| {
@@ -445,6 +448,7 @@ struct Mount {
     session: Arc<Session>,
     addr: SocketAddr,
     privport: bool,
+    /// Shown alone: the send queue has a place for each request that has a receive.
     sq_depth: u32,
     rq_depth: u32,
     timeout: u32,
@@ -472,7 +476,7 @@ impl Transport for Mount {
             session,
             addr: options.addr()?,
             privport: options.privport(),
-            sq_depth: options.sq_depth(FLUSH)?,
+            sq_depth: options.sq_depth()?,
             rq_depth: options.rq_depth(FLUSH)?,
             timeout: options.timeout()?,
             conn <- new_spinlock!(None),

@@ -182,8 +182,8 @@ def refused(transport, port, why, *options, source=ADDR):
 
 def options(transport):
     with loaded(transport), diod(), relay() as (port, _), relay() as (other, _):
-        for wrong in "sq=0", "rq=0", "sq=1023":
-            refused(transport, port, f"{wrong}: 1 to 1016", wrong)
+        for wrong, most in ("sq=0", 0x7fffffff), ("rq=0", 1016), ("rq=1017", 1016):
+            refused(transport, port, f"{wrong}: 1 to {most}", wrong)
         assert mount(transport, other, "msize=4000").returncode
         nobody_listens(transport, port + 100)
         if transport == "rdma_rs":
@@ -254,6 +254,21 @@ def flushed(transport, rounds=3):
                 process.kill()
                 raise AssertionError(f"a reader does not end: {stacks}") from None
         works()
+
+
+def outstanding(transport):
+    """As many requests wait for their replies as rq has places, also where sq has fewer."""
+    with loaded(transport), mounted(transport, "sq=1", "rq=3", how="hold") as process:
+        works()
+        readers = []
+        try:
+            readers += held_reads(reads=3)
+        finally:
+            # What they wait for ends with the connection.
+            process.kill()
+            for reader in readers:
+                reader.kill()
+                reader.wait(60)
 
 
 def is_flushing(process):
@@ -668,6 +683,7 @@ def declare(prefix, slow, transport, lies=LIES):
             ("signals while a request waits for a place", signalled),
             ("signals in all that some processes do", interrupted),
             ("a mount that a signal ends while it connects", connecting),
+            ("more requests wait for replies than can be sent at once", outstanding),
             ("reads that are flushed give their requests back", flushed),
             ("a read that is answered while its flush waits", overtaken),
             ("a flush that is never answered", unanswered),
