@@ -114,8 +114,9 @@ def mount(transport, port, *options, source=ADDR, at=MOUNT, by=()):
 
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-# include/uapi/linux/mount.h: FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE.
+# include/uapi/linux/mount.h: FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE. include/linux/fs.h: MNT_FORCE.
 SET_STRING, CREATE = 1, 6
+MNT_FORCE = 1
 
 
 def system_call(name, *args):

@@ -17,8 +17,8 @@ from pathlib import Path
 import faults
 import wire
 from case import BUILD, FLAVOUR, STOCK, case, sh
-from ninep import (MOUNT, RELAY_LOG, SERVED, TRANSPORTS, built, configure, diod, ended_by, fill, loaded, mount,
-                   mount_here, mounted, relay, silence, system_call, told, unmount, unmount_here, words)
+from ninep import (MNT_FORCE, MOUNT, RELAY_LOG, SERVED, TRANSPORTS, built, configure, diod, ended_by, fill, loaded,
+                   mount, mount_here, mounted, relay, silence, system_call, told, unmount, unmount_here, words)
 from rping import ADDR
 from traffic import link, siw_link
 
@@ -231,7 +231,7 @@ def held_reads(before=0, reads=2):
     without its cache (netfs_start_io_direct()), which a second one that begins at the same time waits for."""
     readers = []
     for count in range(before + 1, before + reads + 1):
-        readers.append(subprocess.Popen(["cat", MOUNT / "works"]))
+        readers.append(subprocess.Popen(["cat", MOUNT / "works"], stderr=subprocess.DEVNULL))
         wait_until(lambda: told() >= count, "a read does not come")     # pylint: disable=cell-var-from-loop
     return readers
 
@@ -477,20 +477,42 @@ def lied(transport, how):
     return said.strip()
 
 
+def wait_in_silence():
+    """Has processes ask a server until it is silent; gives the one that waits for a reply then, and more of them."""
+    while True:
+        first = ask()
+        while first.poll() is None and not silence():
+            time.sleep(0.05)
+        if silence():
+            break
+    waiting = [first, *(ask() for _ in range(3))]
+    for it in waiting:
+        wait_for_reply(it)
+    return waiting
+
+
 def silent(transport):
     with loaded(transport), mounted(transport, how="silent", count=REPLIES) as process:
-        while True:
-            waiting = [ask()]
-            while waiting[0].poll() is None and not silence():
-                time.sleep(0.05)
-            if silence():
-                break
-        waiting += [ask() for _ in range(3)]
-        for it in waiting:
-            wait_for_reply(it)
+        waiting = wait_in_silence()
         process.kill()
         for it in waiting:
             assert os.strerror(errno.EIO) in it.communicate(timeout=100)[1]
+
+
+def forced(transport):
+    """After umount -f who waits for a server that is silent can be killed: nothing is flushed any longer."""
+    with loaded(transport), mounted(transport, how="silent", count=REPLIES) as process:
+        try:
+            waiting = wait_in_silence()
+            with suppress(OSError):
+                system_call("umount2", str(MOUNT).encode(), MNT_FORCE)
+                raise AssertionError("it was unmounted while processes wait")
+            for it in waiting:
+                it.kill()
+                it.communicate(timeout=60)
+        finally:
+            # The end of the mount has a request, too.
+            process.kill()
 
 
 def removal(transport):
@@ -690,6 +712,7 @@ def declare(prefix, slow, transport, lies=LIES):
             ("a reply that comes after its flush", late),
             ("a mount that is killed before the server has answered", version_flushed),
             ("a server that is silent, and then killed", silent),
+            ("a server that is silent, and umount -f", forced),
             ("rdma link delete under a mount", removal)):
         case(f"{prefix}: {name}", transport)(function)
     for how in lies:
