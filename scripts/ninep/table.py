@@ -14,6 +14,9 @@ TOP = Path(__file__).resolve().parents[2]
 RECORD, PAGE = TOP / "tests/ninep.json", TOP / "Documentation/9p.rst"
 BEGIN, END = (f".. {text}\n" for text in ("What follows is written by scripts/ninep/cases page.",
                                           "The end of this table."))
+SIW = "siw: "
+# Where the cases run, in the order of the table.
+KERNELS = ("stock", "um-debug", "siw")
 # What becomes of the reason that a case gives: the kind of exception, stacks, times and places of the log are left out.
 SHORTER = ((r"^(AssertionError|TimeoutError|CalledProcessError|TimeoutExpired|OSError): ", ""),
            (r": \[['\"]\[<0>\].*", ""), (r"(?<=kernel log: )\[[^]]*\] *", ""), (r"\+0x[0-9a-f]+(/0x[0-9a-f]+)?", ""),
@@ -36,10 +39,11 @@ def result(line):
 
 
 def record(kernel, transport):
-    """Keeps what the cases have done."""
+    """Keeps what the cases have done; those on siw, which one kernel has, as if that were a kernel of its own."""
     kept = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    place = kept.setdefault(transport, {}).setdefault(kernel, {})
-    place.update(filter(None, map(result, sys.stdin)))
+    for name, said in filter(None, map(result, sys.stdin)):
+        is_on_siw = name.startswith(SIW)
+        kept.setdefault(transport, {}).setdefault("siw" if is_on_siw else kernel, {})[name.removeprefix(SIW)] = said
     RECORD.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -53,11 +57,11 @@ def page():
         return '"' + text.replace('"', "'").replace("\\", "/") + '"'
 
     def told(kernels, name):
-        seen = {kernel: rows[name] for kernel, rows in sorted(kernels.items()) if name in rows}
-        seen = {kernel: said if passes(said) else f"**{said}**" for kernel, said in seen.items()}
-        if len(set(seen.values())) == 1 and len(seen) == len(kernels):
-            return next(iter(seen.values()))
-        return "; ".join(f"{kernel}: {said}" for kernel, said in seen.items()) or "not run"
+        seen = {}
+        for kernel in filter(kernels.get, KERNELS):
+            if said := kernels[kernel].get(name):
+                seen.setdefault(said if passes(said) else f"**{said}**", []).append(kernel)
+        return "; ".join(f"{', '.join(where)}: {said}" for said, where in seen.items()) or "not run"
 
     kept = json.loads(RECORD.read_text(encoding="utf-8"))
     for transport, group in ("c", "c-faults"), ("rust", "faults"):

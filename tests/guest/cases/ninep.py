@@ -29,7 +29,7 @@ PROCESSES = 64
 FLUSHES = 7
 LIES = ("unknown", "twice", "flood", "notag", "untagged", "type", "header", "empty", "shorter", "longer", "long",
         "huge", "disconnect", "vanish")
-# Of those in the kernel with checkers, where all is slow, and on siw.
+# Of those where all is slow: in the kernel with checkers.
 FEW_LIES = ("unknown", "flood", "untagged", "huge", "vanish")
 
 
@@ -693,45 +693,44 @@ def is_lost():
     return False
 
 
-def declare(prefix, slow, transport, lies=LIES):
+def declare(prefix, slow, transport):
     """The cases of a transport; `slow` begins the names of those that take longer, which depends on the kernel."""
     for name, function in (
-            ("attributes and locks", attributes),
             ("options are shown, and those that cannot be are refused", options),
             ("it is not unloaded under a mount", unload),
-            ("messages of the largest size", largest),
             ("mounted from a network namespace that ends", namespace),
             ("the network namespace of the server is deleted", server_namespace),
-            ("signals while a request waits for a place", signalled),
-            ("signals in all that some processes do", interrupted),
-            ("a mount that a signal ends while it connects", connecting),
-            ("more requests wait for replies than can be sent at once", outstanding),
-            ("reads that are flushed give their requests back", flushed),
-            ("a read that is answered while its flush waits", overtaken),
-            ("a flush that is never answered", unanswered),
-            ("a reply that comes after its flush", late),
-            ("a mount that is killed before the server has answered", version_flushed),
-            ("a server that is silent, and then killed", silent),
-            ("a server that is silent, and umount -f", forced),
+            # Deleting a link of siw waits until the relay, which is a process on it, has ended.
             ("rdma link delete under a mount", removal)):
         case(f"{prefix}: {name}", transport)(function)
-    for how in lies:
-        case(f"{prefix}: a server that lies: {how}", transport, how)(lied)
-    for name, function in (
-            ("a tree is copied, and read back", tree),
-            ("fio verifies what many processes have written, more than requests can be sent at once", verify),
-            (f"{PROCESSES} processes at once", many)):
-        case(f"{prefix if STOCK else slow}: {name}", transport)(function)
-        # Debian's kernel has no siw.
-        if not STOCK:
-            case(f"{slow}: siw: {name}", function, transport)(on_siw)
-    case(f"{slow}: a source is copied, compared and compiled", transport)(compiled)
-    if STOCK:
-        return
-    # Deleting a link of siw waits until the relay, which is a process on it, has ended.
-    case(f"{prefix}: siw: reads that are flushed give their requests back", flushed, transport)(on_siw)
-    for how in FEW_LIES:
-        case(f"{prefix}: siw: a server that lies: {how}", lied, transport, how)(on_siw)
+    short = (
+        ("attributes and locks", attributes),
+        ("messages of the largest size", largest),
+        ("signals while a request waits for a place", signalled),
+        ("signals in all that some processes do", interrupted),
+        ("a mount that a signal ends while it connects", connecting),
+        ("more requests wait for replies than can be sent at once", outstanding),
+        ("reads that are flushed give their requests back", flushed),
+        ("a read that is answered while its flush waits", overtaken),
+        ("a flush that is never answered", unanswered),
+        ("a reply that comes after its flush", late),
+        ("a mount that is killed before the server has answered", version_flushed),
+        ("a server that is silent, and then killed", silent),
+        ("a server that is silent, and umount -f", forced),
+        *((f"a server that lies: {how}", lied, how) for how in FEW_LIES))
+    longer = (
+        ("a tree is copied, and read back", tree),
+        ("fio verifies what many processes have written, more than requests can be sent at once", verify),
+        (f"{PROCESSES} processes at once", many),
+        *((f"a server that lies: {how}", lied, how) for how in LIES if how not in FEW_LIES))
+    longest = (("a source is copied, compared and compiled", compiled),)
+    for group, cases in (prefix, short), (prefix if STOCK else slow, longer), (slow, longest):
+        for name, function, *args in cases:
+            case(f"{group}: {name}", transport, *args)(function)
+            # Debian's kernel has no siw.
+            if not STOCK:
+                siw_group = group if function in (flushed, lied) else slow
+                case(f"{siw_group}: siw: {name}", function, transport, *args)(on_siw)
 
 
 def declare_faults(prefix, transport):
@@ -745,7 +744,7 @@ def declare_faults(prefix, transport):
 # Neither the other kernels with checkers nor Debian's for arm64 have 9P.
 if FLAVOUR.partition(".")[0] in ("stock", "um-debug"):
     case("9p: the module is loaded by the name of the transport", "rdma_rs")(autoloaded)
-    declare("9p", "9p long", "rdma_rs", LIES if STOCK else FEW_LIES)
+    declare("9p", "9p long", "rdma_rs")
     declare("9p c", "9p c", "rdma")
     if not STOCK:
         declare_faults("9p faults", "rdma_rs")
