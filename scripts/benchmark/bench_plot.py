@@ -31,9 +31,10 @@ svg {{ font: 13px system-ui, sans-serif }} .title {{ font-size: 16px; font-weigh
 
 @dataclass
 class Axis:
-    """A label with its unit, and whether equal steps are equal factors."""
+    """A label with its unit, whether equal steps are equal factors, and a value that is shown if they are not."""
     label: str
     log: int = 0            # The base, or 0.
+    around: int = 0
 
 
 @dataclass
@@ -51,10 +52,11 @@ def number(value):
     return f"{value:,.10g}"
 
 
-def linear_ticks(high):
-    step = 10 ** math.floor(math.log10(high / 4))
-    step *= next(m for m in (1, 2, 2.5, 5, 10) if high / (m * step) <= 6)
-    return [n * step for n in range(math.ceil(high / step) + 1)]
+def linear_ticks(low, high):
+    length = high - low or 1
+    step = 10 ** math.floor(math.log10(length / 4))
+    step *= next(m for m in (1, 2, 2.5, 5, 10) if length / (m * step) <= 6)
+    return [n * step for n in range(math.floor(low / step), math.ceil(high / step) + 1)]
 
 
 def log_ticks(low, high, base):
@@ -73,7 +75,10 @@ class Scale:
 
     def __init__(self, axis, values, begin, end):
         self.axis, self.begin, self.end = axis, begin, end
-        ticks = log_ticks(min(values), max(values), axis.log) if axis.log else linear_ticks(max(values))
+        if axis.log:
+            ticks = log_ticks(min(values), max(values), axis.log)
+        else:
+            ticks = linear_ticks(min(axis.around, *values), max(axis.around, *values))
         self.ticks = list(dict.fromkeys(ticks))
         self.low, self.high = self.of(self.ticks[0]), self.of(self.ticks[-1])
 
