@@ -240,7 +240,8 @@ class Nvme(unittest.TestCase):
         self.assertEqual((row["rounds"], row["spread"]), (2, 3 / 101.5))
 
     def test_every_bound_is_of_what_is_counted(self):
-        loads = {f"{pair}, {size} bytes{depth}" for pair in ("c:c", "c:rust", "rust:c", "rust:rust", "rust+:rust+")
+        pairs = ("c:c", "c:rust", "rust:c", "rust:rust", *bench_nvme.ONE_END, "rust+:rust+")
+        loads = {f"{pair}, {size} bytes{depth}" for pair in pairs
                  for size in (512, 4096) for depth in ("", ", depth 1", ", depth 16")}
         others = {f"{what}, {thing}" for what, _ in bench_nvme.MEASURED.values()
                   for thing in (bench_nvme.QUEUE, bench_nvme.CONNECTION)} | {"text of the driver", "guard"}
@@ -249,14 +250,19 @@ class Nvme(unittest.TestCase):
             self.assertTrue(goal == "-" or float(goal) <= float(most), name)
         self.assertLessEqual(others - {"text of the driver"}, set(bench_nvme.table(bench_nvme.SPREADS)))
 
-    def test_both_plots_are_drawn(self):
-        lines = list(turns([(100_000, 100_400, 90_000)], ("c:c", "rust:rust", "rust+:rust+")))
+    def test_all_plots_are_drawn(self):
+        lines = list(turns([(100_000, 100_400, 97_000, 95_000, 90_000)],
+                           ("c:c", "rust:rust", *bench_nvme.ONE_END, "rust+:rust+")))
         with tempfile.TemporaryDirectory() as folder:
             bench_nvme.draw(Path(folder), list(bench_nvme.rows(lines + [{**line, "depth": 1} for line in lines])))
             said = {path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
-        self.assertEqual(set(said), {"bench-nvme.svg", "bench-nvme-fewer.svg"})
+        self.assertEqual(set(said), {"bench-nvme.svg", "bench-nvme-fewer.svg", "bench-nvme-one-end.svg"})
         self.assertIn("512 bytes, rust:rust<", said["bench-nvme.svg"])
         self.assertIn("512 bytes, rust+:rust+<", said["bench-nvme-fewer.svg"])
+        self.assertIn("512 B, c:rust+<", said["bench-nvme-one-end.svg"])
+        # The least tick is below the least ratio, and not zero.
+        self.assertIn(">0.95</text>", said["bench-nvme-one-end.svg"])
+        self.assertNotIn(">0</text>", said["bench-nvme-one-end.svg"])
 
 
 if __name__ == "__main__":

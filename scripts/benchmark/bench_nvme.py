@@ -284,6 +284,10 @@ def other_cells(row):
             f"{row['spread']:.4f}", *judgment(row)]
 
 
+# The pairs of one end in Rust with all of it that saves completions: the target, the host.
+ONE_END = ("c:rust+", "rust+:c")
+
+
 def saves(pair):
     """Whether a pair has fewer completions, or other parameters of its modules."""
     return "+" in pair or "," in pair
@@ -291,13 +295,30 @@ def saves(pair):
 
 def draw(folder, found):
     """Instructions against depth of the first pair, dashed, and of another one: in bench-nvme.svg of the last one whose
-    modules are as they are loaded, in bench-nvme-fewer.svg of the first one that saves completions."""
+    modules are as they are loaded, in bench-nvme-fewer.svg of the last one that saves completions; and in
+    bench-nvme-one-end.svg the ratios of those of which one end does."""
     others = [row["pairs"][1] for row in found]
     fewer, plain = [pair for pair in others if saves(pair)], [pair for pair in others if not saves(pair)]
     if plain:
         compare(folder / "bench-nvme.svg", found, plain[-1])
     if fewer:
-        compare(folder / "bench-nvme-fewer.svg", found, fewer[0])
+        compare(folder / "bench-nvme-fewer.svg", found, fewer[-1])
+    ratios(folder / "bench-nvme-one-end.svg", found)
+
+
+def ratios(path, found):
+    """The ratios of the pairs of which one end saves completions against depth, those of the host dashed."""
+    found = [row for row in found if row["mtu"] == 1500 and row["pairs"][1] in ONE_END]
+    lines = []
+    for color, (load, size) in enumerate(dict.fromkeys((row["load"], row["size"]) for row in found)):
+        for pair in ONE_END:
+            points = [(row["depth"], *[row["ratio"]] * 3) for row in found
+                      if (row["load"], row["size"], row["pairs"][1]) == (load, size, pair)]
+            if points:
+                said = f"{load.removeprefix('nvme ')}, {size:,} B, {pair}"
+                lines.append(Line(said, points, color, pair == ONE_END[1]))
+    plot(path, "NVMe over RDMA on one CPU: one end in Rust that saves completions", Axis("I/Os in flight", 2),
+         Axis("instructions an I/O, by those of C with C", around=1), lines)
 
 
 def compare(path, found, other):
