@@ -178,8 +178,8 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result {
         let inner = &self.inner;
         inner.context.head.module.check_type::<T>()?;
-        let value = Arc::as_ptr(&context).cast_mut().cast();
-        inner.set_context(identity::address_of::<T>(), value, context)
+        // SAFETY: That is the address of its type.
+        unsafe { inner.set_context(identity::address_of::<T>(), context) }
     }
 
     /// Takes the context from the QP, and drops the reference when no handler borrows it:
@@ -224,13 +224,18 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 }
 
 impl super::Inner {
-    /// Sets the context, `value`, which `owner` keeps; its type has the address `of`.
-    fn set_context(&self, of: usize, value: *mut c_void, owner: Arc<dyn Send + Sync>) -> Result {
+    /// Sets the context.
+    ///
+    /// # Safety
+    ///
+    /// `of` is the [address](identity::address_of) of its type.
+    unsafe fn set_context(&self, of: usize, context: Arc<dyn Send + Sync>) -> Result {
         if self.send.cq.is_shared() || self.recv.cq.is_shared() {
             return Err(EOPNOTSUPP);
         }
         self.reserve_flushes()?;
-        self.context.user_context.set(of, value, owner)
+        // SAFETY: `of` is the address of its type, as the caller promises.
+        unsafe { self.context.user_context.set(of, context) }
     }
 
     fn clear_context(&self, cx: &Sleepable) -> Result {
@@ -297,15 +302,21 @@ impl UserContext {
         NonNull::new(value.cast())
     }
 
-    /// Sets the context, `value`, which `owner` keeps; its type has the address `of`.
-    fn set(&self, of: usize, value: *mut c_void, owner: Arc<dyn Send + Sync>) -> Result {
-        let mut current = self.owner.lock();
-        if current.context.is_some() || current.clearing {
+    /// Sets the context.
+    ///
+    /// # Safety
+    ///
+    /// `of` is the [address](identity::address_of) of its type.
+    unsafe fn set(&self, of: usize, context: Arc<dyn Send + Sync>) -> Result {
+        let mut owner = self.owner.lock();
+        if owner.context.is_some() || owner.clearing {
             return Err(EBUSY);
         }
-        current.context = Some(owner);
-        self.value.store(value, Ordering::Relaxed);
-        // INVARIANT: `owner` keeps the value, until `clear` has waited for the handlers.
+        self.value
+            .store(Arc::as_ptr(&context).cast_mut().cast(), Ordering::Relaxed);
+        owner.context = Some(context);
+        // INVARIANT: The value is of that type, as the caller promises, and `owner` keeps it until
+        // `clear` has waited for the handlers.
         self.of.store(of, Ordering::Release);
         Ok(())
     }
