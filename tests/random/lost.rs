@@ -95,7 +95,7 @@ pub(crate) fn completion<C: Way>(t: &mut Turn<'_, C>) -> Result {
     null.inject_qp(qp.num(), Injection::Connect { peer: 0 })?;
     // Those before it, and behind it, come.
     send(t, &qp)?;
-    let posted = post(t, kind, &null, &qp);
+    let posted = post(t, kind, &null, &qp, &cq);
     let behind = send(t, &qp);
     C::settle(&cq);
     drop(qp);
@@ -109,7 +109,13 @@ fn send<C: Way>(t: &mut Turn<'_, C>, qp: &Qp<C>) -> Result {
         .map_err(|e| refused(e, |m| &m.life))
 }
 
-fn post<C: Way>(t: &mut Turn<'_, C>, kind: Kind, null: &NullDevice, qp: &Qp<C>) -> Result {
+fn post<C: Way>(
+    t: &mut Turn<'_, C>,
+    kind: Kind,
+    null: &NullDevice,
+    qp: &Qp<C>,
+    cq: &Cq<C>,
+) -> Result {
     let cx = t.cx;
     match kind {
         Kind::Exchange => {
@@ -173,7 +179,8 @@ fn post<C: Way>(t: &mut Turn<'_, C>, kind: Kind, null: &NullDevice, qp: &Qp<C>) 
             calm(null, qp.num());
             // The others are being flushed.
             let released = match t.rng.once_in(2) {
-                true => qp.release_recvs(cx),
+                // They are freed with the QP, and are in no array then.
+                true => qp.release_recvs(cx).and_then(|()| C::leave(cq, t.world)),
                 false => {
                     conn.end();
                     Ok(())
