@@ -539,7 +539,8 @@ def queues(host):
     return int((host.path / "queue_count").read_text(encoding="ascii")) - 1
 
 
-@case("a CPU goes offline and comes back under load, twice, with a reset each time", links=("rxe",), hotplug=True)
+@case("a CPU goes offline and comes back under load, twice, with a reset each time", links=("rxe",), hotplug=True,
+      defects={("host", "c"): "it connects again without end if its first queue has that CPU, as below"})
 def cpu_offline(ground):
     with cpu_goes() as cpu, loaded(ground, nr_io_queues=2) as (_, host, __):
         for number in (1, 2) * 2:
