@@ -14,7 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
-from fnmatch import fnmatch
+import textwrap
+from fnmatch import filter as matching, fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -103,12 +104,20 @@ def rules(text, files):
     there = {folder.as_posix() for name in files for folder in Path(name).parents}
 
     def is_there(code):
-        return there.issuperset(re.findall(r"\b((?:drivers|net|samples|tests)/[\w/]+)/\w", code))
+        tests = re.findall(r"\btests/[\w/]+(?=\.o\b)", code)
+        return there.issuperset(re.findall(r"\b((?:drivers|net|samples|tests)/[\w/]+)/\w", code)) \
+            and files.issuperset(t + (".rs" if t + ".rs" in files else ".c") for t in tests)
+
+    def suites(line):
+        """Returns the suites that are run built in, without those that are not there."""
+        names = [n for n in line[1].replace("\\\n", " ").split() if matching(files, f"tests/kunit/*/{n}.rs")]
+        return "SUITES := " + " \\\n\t".join(textwrap.wrap(" ".join(names), 100)) + "\n"
 
     # Each ULP is a line.
     text = "".join(line for line in text.splitlines(True) if not line.startswith("$(call rdma-ulp,") or is_there(line))
     kept = [paragraph for paragraph in text.strip("\n").split("\n\n") if is_there(re.sub(r"(?m)^#.*", "", paragraph))]
-    return moved(re.sub(r"\n{3,}", "\n\n", "\n\n".join(kept)) + "\n")
+    text = re.sub(r"(?m)^SUITES := ((?:.*\\\n)*.*)\n", suites, "\n\n".join(kept))
+    return moved(re.sub(r"\n{3,}", "\n\n", text) + "\n")
 
 
 def options(text, made):
@@ -128,6 +137,8 @@ def modules(name, text, files):
     for m in gone:
         text = re.sub(rf"(?m)^(?:(?:#\[|///)[^\n]*\n)*(?:pub(?:\([a-z]+\))? )?mod {m};\n", "", text)
         text = re.sub(rf"(?m)^(?:pub(?:\([a-z]+\))? )?use {m}::[^;]*;\n", "", text)
+        # What is called of it when the module is loaded.
+        text = re.sub(rf"(?m)^ +{m}::\w+\(\);\n", "", text)
         # Its line in the documentation of the root: an item of a list, or a paragraph.
         text = re.sub(rf"(?m)^//! - (?:(?!^//! - |^//!\n)[^\n]*\n)*?[^\n]*\[`{m}`\][^\n]*\n", "", text)
         text = re.sub(rf"//!\n//! [^\n]*\[`{m}`\]\.\n", "", text)
@@ -144,8 +155,14 @@ def modules(name, text, files):
                     gone.append(suite)
         text = re.sub(r"(?m)^    \w+ \{\n    \}\n", "", text)
     if gone and name in ROOTS:
+        # The example of the root uses all of the first series; that of a module comes with the module.
+        if "qp" in gone:
+            text = re.sub(r"(?m)^//!\n//! # Examples\n(?://![^\n]*\n)*", "", text)
         # What uses some of it comes with another patch.
-        text = re.sub(r"\n\n(?!//)", "\n\n#![allow(dead_code, unreachable_pub, unused_imports)]\n\n", text, count=1)
+        allowed = "#![allow(dead_code, unreachable_pub, unused_imports)]\n"
+        text = re.sub(r"\n\n(?!//)(#!)?", lambda m: f"\n\n{allowed}" + (m[1] or "\n"), text, count=1)
+        if left := set(re.findall(r"(?<![:\w])(\w+)::", re.sub(r"//.*", "", text))).intersection(gone):
+            sys.exit(f"error: {name} uses {', '.join(sorted(left))}, which comes later: scripts/upstream/intree.py")
     return text
 
 
