@@ -43,7 +43,7 @@ pub(crate) struct CqWork {
 /// interrupt after that.
 pub(crate) struct Irq(NonNull<CqWork>);
 
-// SAFETY: Work may be queued from any thread.
+// SAFETY: By the type invariant the work is initialised, and any thread may queue it.
 unsafe impl Send for Irq {}
 
 impl Irq {

@@ -305,9 +305,9 @@ impl Drop for Half {
 /// Room for the list of a message's memory.
 pub(crate) struct List(KBox<bindings::scatterlist>);
 
-// SAFETY: It is plain memory.
+// SAFETY: The entry is an allocation that only this refers to, and any thread may free it.
 unsafe impl Send for List {}
-// SAFETY: A shared one gives access to nothing.
+// SAFETY: No method takes a shared reference to the list.
 unsafe impl Sync for List {}
 
 impl List {

@@ -332,7 +332,7 @@ pub(crate) struct Registration<T: Transport> {
 
 // SAFETY: Transports may be registered and unregistered in any thread: their list is locked.
 unsafe impl<T: Transport> Send for Registration<T> {}
-// SAFETY: The list of nvme-fabrics is locked, and all else is `Sync`.
+// SAFETY: nvme-fabrics locks the list that `ops` of the entry is in. All else of it is `Sync`.
 unsafe impl<T: Transport> Sync for Registration<T> {}
 
 /// What nvme-fabrics uses of a transport (`struct nvmf_transport_ops`) as long as it has a

@@ -653,7 +653,8 @@ pub(crate) struct Pages {
     entries: u32,
 }
 
-// SAFETY: It is memory, which may be freed in any thread.
+// SAFETY: By the type invariant only this refers to the list and its pages, and `sgl_free` may be
+// called by any thread.
 unsafe impl Send for Pages {}
 
 // SAFETY: The list and its pages are an allocation of their own, all of whose entries are filled.
@@ -721,7 +722,8 @@ pub(crate) struct Request {
     connects: Option<Arc<SqInner>>,
 }
 
-// SAFETY: A request may be used in any thread.
+// SAFETY: nvmet begins and completes requests in any thread, so `req` is bound to none. The rest is
+// `Send`, or memory that only this refers to.
 unsafe impl Send for Request {}
 // SAFETY: A shared one gives shared access to its buffers only.
 unsafe impl Sync for Request {}
@@ -750,7 +752,8 @@ impl Request {
     /// Returns the request, unless the command was not parsed, or has data.
     #[inline]
     fn dataless(&mut self) -> Result<&mut Self> {
-        // SAFETY: Nobody else uses the request.
+        // SAFETY: By the type invariant a request that nvmet has is reached through `owner` only,
+        // so this exclusive borrow is the only access.
         let has_none = unsafe { (*self.req.get()).sg_cnt == 0 };
         (self.state == State::Parsed && has_none)
             .then_some(self)
@@ -980,7 +983,8 @@ impl Request {
         self.came = len.saturating_sub(COMMAND);
         self.command = Some(recv);
         let (cqe, req) = (lend(&mut self.cqe).0, self.req.get());
-        // SAFETY: Nobody else uses the request.
+        // SAFETY: By the type invariant a request that nvmet has is reached through `owner` only,
+        // so this exclusive borrow is the only access.
         unsafe { ((*req).cmd, (*req).cqe, (*req).port) = (cmd.cast(), cqe.cast(), port.as_ptr()) };
         size.min(len) >= COMMAND
     }

@@ -873,7 +873,7 @@ unsafe extern "C" fn event(event: *mut bindings::ib_event, context: *mut c_void)
     if !is_error || inner.failed.swap(true, Ordering::SeqCst) {
         return;
     }
-    // SAFETY: A device that has a CQ is valid.
+    // SAFETY: The event is one of a CQ, whose handles keep its device, so this is valid.
     let device = unsafe { device::Name::of(event.device) };
     pr_err!("{device}: a CQ was overrun or failed: completions are lost\n");
     if let Some(waiting) = &inner.waiting {

@@ -2,6 +2,9 @@
 
 //! RDMA devices, as a ULP sees them.
 //!
+//! A [`Device`] is a counted handle, which the removal of the device waits for. It has the
+//! [attributes](DeviceAttr) that the driver reports, and [ports](Port) with their GIDs.
+//!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_device`)
 
 use crate::{

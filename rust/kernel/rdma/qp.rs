@@ -2,6 +2,11 @@
 
 //! Queue pairs.
 //!
+//! A [`Qp`] belongs to an id of the connection manager ([`Qp::create`]), which takes it through its
+//! states, or to none ([`Qp::create_raw`]): then the ULP does that ([`Qp::modify`]). Posting a
+//! request moves its owner into the queue, until its completion: [`Qp::post_send`],
+//! [`Qp::post_recv`]. See Documentation/qp.rst.
+//!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_qp`)
 
 mod attr;
@@ -148,6 +153,22 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     /// if the device cannot have such queues, or if `id`, `pd` and the CQs are not all of one
     /// device; `EBUSY` if the id has a QP; `ENOSPC` if a CQ has not enough free entries: see
     /// [`Caps::entries`]; or the driver's error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{cm, context::*, cq::Cq, pd::Pd, qp::{Caps, Qp}};
+    /// # use kernel::sync::Arc;
+    /// const CAPS: Caps = Caps::new(16, 16);
+    ///
+    /// fn connect(id: &cm::Id, pd: &Pd, cq: &Cq<Softirq>, cx: &Sleepable) -> Result<Qp<Softirq>> {
+    ///     let qp = Qp::create(id, pd, cq, cq, &CAPS, cx)?;
+    ///     // Receives are posted here, before the peer can send.
+    ///     let handler = Arc::new(qp.clone(), GFP_KERNEL)?;
+    ///     id.connect(handler, &cm::ConnParam::default(), cx)?;
+    ///     Ok(qp)
+    /// }
+    /// ```
     pub fn create(
         id: &cm::Id,
         pd: &Pd,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Parts that protocols have between the verbs and their own messages.
+//! What storage protocols have in common, between the verbs and their own messages.
 //!
 //! Receives that are posted again, tags of requests, credits, room in a send queue, sizes of
 //! queues and ends of connections, each usable without the others.

@@ -2,6 +2,9 @@
 
 //! Scatter lists.
 //!
+//! [`SgBuf`] is memory in pages of the ULP's own. [`SgMap`] is memory of another subsystem, such as
+//! a bio's, whose [owner](SgOwner) comes back when the list is no longer mapped.
+//!
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h) (`struct
 //! sg_table`)
 

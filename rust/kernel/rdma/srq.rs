@@ -295,7 +295,8 @@ fn create(
     };
     attr.attr.max_wr = count;
     attr.attr.max_sge = sges;
-    // SAFETY: The PD is alive.
+    // SAFETY: `pd` is a handle of the PD, which is not freed while it is borrowed, and the
+    // attributes are initialised.
     let raw = from_err_ptr(unsafe {
         bindings::ib_create_srq_user(pd.as_raw(), &raw mut attr, ptr::null_mut(), ptr::null_mut())
     })?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Datagrams.
+//! Unreliable datagrams (`IB_QPT_UD`).
 //!
 //! A [`UdQp`] sends to the destination of an [`Ah`] and a QP number, and receives from all peers
 //! that know its Q_Key. Datagrams may get lost. A received one has 40 bytes of header in front of

@@ -2,6 +2,9 @@
 
 //! Work completions.
 //!
+//! A handler gets a [`Wc`]. [`Wc::result`] gives access to the fields that are valid: those of a
+//! [`Success`], or those of a [`WcError`], which has no length.
+//!
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_wc`)
 
 // What peers send is used here, and must not cause a panic.

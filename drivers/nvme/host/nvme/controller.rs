@@ -263,7 +263,8 @@ pub(crate) struct Controller<T: Transport> {
 // SAFETY: nvme-core locks what it changes in a `struct nvme_ctrl`, but for what [`Setup`] gives
 // exclusive access to, and fields that are read and written at once. All else is `Send`.
 unsafe impl<T: Transport> Send for Controller<T> {}
-// SAFETY: nvme-core locks what it changes, as above. All else is `Sync`.
+// SAFETY: nvme-core locks what it changes in a `struct nvme_ctrl`, but for what [`Setup`] gives
+// exclusive access to, and fields that are read and written at once. All else is `Sync`.
 unsafe impl<T: Transport> Sync for Controller<T> {}
 
 /// What is set up of a controller.
@@ -325,7 +326,7 @@ impl<T: Transport> Controller<T> {
         dev: *mut bindings::device,
         opts: *mut bindings::nvmf_ctrl_options,
     ) -> Result<ControllerRef<T>> {
-        // SAFETY: The options are valid, as the caller promises.
+        // SAFETY: nvme-fabrics passes valid options, and is calling this, as the caller promises.
         let queues = unsafe {
             let opts = &*opts;
             let queues = [opts.nr_io_queues, opts.nr_write_queues, opts.nr_poll_queues];
@@ -340,7 +341,7 @@ impl<T: Transport> Controller<T> {
         let link = pin_init!(Link {
             ctrl <- new_spinlock_irq!(None),
         });
-        // SAFETY: The options are valid during the call.
+        // SAFETY: nvme-fabrics passes valid options, which it does not free during the call.
         let given = unsafe { Options::from_raw(opts) };
         let data = T::new(&given);
         let init = try_pin_init!(Self {
@@ -398,7 +399,8 @@ impl<T: Transport> Controller<T> {
         //
         // SAFETY: The module is that of the driver whose `create_ctrl` is running, so it is loaded.
         unsafe { bindings::__module_get(T::Client::module().as_ptr()) };
-        // SAFETY: The controller is valid.
+        // SAFETY: `nvme_init_ctrl` has returned a reference, and `free_ctrl` frees the controller
+        // when the last one is put.
         let ctrl = unsafe { this.as_ref() };
         // INVARIANT: It is valid until `free_ctrl` takes the address away.
         *ctrl.link.ctrl.lock() = Some(ControllerPtr(this));
@@ -439,7 +441,7 @@ impl<T: Transport> Controller<T> {
 
     /// Returns the state, none if it is new, or is being deleted. Any context.
     pub(crate) fn state(&self) -> Option<State> {
-        // SAFETY: The controller is valid.
+        // SAFETY: By the type invariant `nvme_init_ctrl` has initialised the controller.
         match unsafe { bindings::nvme_helper_ctrl_state(self.raw()) } {
             bindings::nvme_ctrl_state_NVME_CTRL_LIVE => Some(State::Live),
             bindings::nvme_ctrl_state_NVME_CTRL_RESETTING => Some(State::Resetting),
@@ -450,7 +452,8 @@ impl<T: Transport> Controller<T> {
 
     /// Changes the state, if it may change so (`nvme_change_ctrl_state`).
     pub(crate) fn change_state(&self, state: State, _cx: &Sleepable) -> bool {
-        // SAFETY: The controller is valid; the caller may sleep.
+        // SAFETY: By the type invariant `nvme_init_ctrl` has initialised the controller. The token
+        // proves that the caller may sleep.
         unsafe { bindings::nvme_change_ctrl_state(self.raw(), state as u32) }
     }
 
@@ -482,7 +485,8 @@ impl<T: Transport> Controller<T> {
     /// (`nvmf_should_reconnect`).
     pub(crate) fn should_reconnect(&self, failure: Option<Failure>) -> bool {
         let status = failure.map_or(0, Failure::code);
-        // SAFETY: The controller is valid, and has options.
+        // SAFETY: By the type invariant `nvme_init_ctrl` has initialised the controller. Its
+        // options were set before that, and stay as long.
         unsafe { bindings::nvmf_should_reconnect(self.raw(), status) }
     }
 
@@ -508,14 +512,16 @@ impl<T: Transport> Controller<T> {
     /// Waits for the work that reports an asynchronous event to users, and asks for the next one if
     /// the controller is live.
     pub(crate) fn flush_async_event_work(&self, _cx: &Sleepable) {
-        // SAFETY: The controller is valid; the caller may sleep.
+        // SAFETY: By the type invariant `nvme_init_ctrl` has initialised the controller, and with
+        // it the work. The token proves that the caller may sleep.
         unsafe { bindings::flush_work(&raw mut (*self.raw()).async_event_work) };
     }
 
     /// Ends what nvme-core does beside commands (`nvme_stop_ctrl`): before a reset, or where a new
     /// controller is given up.
     pub(crate) fn stop(&self, _cx: &Sleepable) {
-        // SAFETY: The controller is valid; the caller may sleep.
+        // SAFETY: By the type invariant `nvme_init_ctrl` has initialised the controller. The token
+        // proves that the caller may sleep.
         unsafe { bindings::nvme_stop_ctrl(self.raw()) };
     }
 
@@ -584,7 +590,8 @@ impl<T: Transport> Controller<T> {
         // controller in the state of a reset that nobody makes, and in which no error recovery
         // begins. In any other state `nvme_try_sched_reset` does nothing.
         //
-        // SAFETY: The controller is valid, and its works were initialised.
+        // SAFETY: nvme-core passes a controller that `nvme_init_ctrl` has initialised with its
+        // works, and has a reference to it during the call.
         unsafe {
             let ret = bindings::nvmf_subsystem_reset(raw);
             if ret != 0 {
@@ -600,7 +607,8 @@ impl<T: Transport> Controller<T> {
     ///
     /// nvme-core is calling this for a `Controller<T>`.
     unsafe extern "C" fn submit_async_event(raw: *mut bindings::nvme_ctrl) {
-        // SAFETY: The controller is valid during the call.
+        // SAFETY: nvme-core passes a `Controller<T>`, as the caller promises, and has a reference
+        // to it during the call.
         let this = unsafe { Self::from_raw(raw) };
         if let Some(admin) = this.slots.first().and_then(Slot::clone_queue) {
             T::submit_async_event(&admin);
@@ -720,7 +728,7 @@ impl<T: Transport> Deref for ControllerRef<T> {
 
 impl<T: Transport> ControllerRef<T> {
     pub(super) fn new(ctrl: &Controller<T>) -> Self {
-        // SAFETY: The controller is valid.
+        // SAFETY: `ctrl` is borrowed, so it is not freed during the call.
         unsafe { bindings::nvme_helper_get_ctrl(ctrl.raw()) };
         // INVARIANT: Just counted.
         Self(ctrl.into())

@@ -178,7 +178,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
     ) -> Result {
         let inner = &self.inner;
         inner.context.head.module.check_type::<T>()?;
-        // SAFETY: That is the address of its type.
+        // SAFETY: `address_of::<T>` is the address that tells the type of `context`, a `T`.
         unsafe { inner.set_context(identity::address_of::<T>(), context) }
     }
 

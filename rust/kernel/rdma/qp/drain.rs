@@ -235,7 +235,8 @@ impl Inner {
                 Err(Unposted::Refused(e)) => {
                     let drain = ops.drain_rq.filter(|_| !kept_needs(Queue::Recv));
                     let drain = drain.ok_or_else(|| wait.refused(e))?;
-                    // SAFETY: It is the device's, for the receive queue.
+                    // SAFETY: `drain` is the `drain_rq` of the QP's device, which is for its
+                    // receive queue.
                     unsafe { wait.drain_by_driver(drain, &self.recv.cq) }?
                 }
                 posted => posted?,

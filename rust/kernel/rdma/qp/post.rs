@@ -218,6 +218,22 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 
     /// Posts a request to the receive queue (`ib_post_recv`), moving its owner in. As
     /// [`Qp::post_send`]; `EINVAL` also if the QP takes its receives from an SRQ.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use rdma::{context::*, cqe::*, dma::*, qp::Qp, wc::Wc, wr::RecvWr};
+    /// # #[derive(HasCqe)]
+    /// # struct Message { cqe: Cqe<Self>, buf: Buf<FromDevice> }
+    /// # impl CqeHandler for Message {
+    /// #     type Pointer = Pin<KBox<Self>>;
+    /// #     type Needs = Atomic;
+    /// #     fn done(_: Self::Pointer, _: &Wc, _: &Atomic) {}
+    /// # }
+    /// fn receive(qp: &Qp<Softirq>, empty: Pin<KBox<Message>>) -> Result {
+    ///     Ok(qp.post_recv(empty, |m| Ok(RecvWr::new([m.buf.whole_mut()])))?)
+    /// }
+    /// ```
     #[inline]
     pub fn post_recv<P, const ID: u64, const N: usize>(
         &self,

@@ -560,7 +560,7 @@ impl<T> Iterator for Idle<'_, T> {
 /// Invariant in `T`.
 pub struct Taken<T>(NonNull<Entry<T>>, PhantomData<fn(T) -> T>);
 
-// SAFETY: It is exclusive access to its request.
+// SAFETY: By the type invariant only this has access to the request, a `T`.
 unsafe impl<T: Send> Send for Taken<T> {}
 // SAFETY: A shared one gives shared access to the request only.
 unsafe impl<T: Sync> Sync for Taken<T> {}
