@@ -1036,9 +1036,12 @@ impl QpPriv {
 
     /// Returns the list of the requests that belong to the QP.
     fn requests(&self) -> Result<Arc<requests::RequestList>> {
-        let _locked = self.state.lock();
         if self.requests.as_ref().is_none() {
-            self.requests.populate(requests::RequestList::new()?);
+            let list = requests::RequestList::new()?;
+            // As in `Inner::reserve_flushes`, nothing is allocated under the lock. If another
+            // thread was faster, this list goes.
+            let _locked = self.state.lock();
+            self.requests.populate(list);
         }
         self.requests.as_ref().cloned().ok_or(EINVAL)
     }
