@@ -4,7 +4,7 @@
 same machine, by pairs of modules in turns.
 
 nvme_bench DIR PHASE FIRST OTHER...: PHASE is nvme-read or nvme-write, each pair HOST:TARGET, as nvme.py names
-them (c:c), each end with parameters of its module (rust,sig_limit=16:c), or with all that save completions
+them (c:c). An end in Rust saves no completions but by parameters behind it (rust,sig_limit=16:c), or by all that do
 (rust+:rust+). What each job has said goes to DIR/PHASE.jsonl, a line a job, once the phase is whole. PHASE nvme-guard
 is one row of it, in shorter jobs. The first turn of a boot is discarded: it is up to 0.7 % dearer. PHASE nvme-wall
 is reads and writes in a VM of two CPUs, whose clock is the wall's.
@@ -46,9 +46,12 @@ GUARD_IOS = 5_000
 WALL_ROWS = {1500: ((512, 4096), (1, 4, 16))}
 WALL_IOS = 1_000
 WALL_TURNS = 9
-# What saves completions in either module in Rust (nvme-host.rst, nvme-target.rst).
+# What saves completions in either module in Rust (nvme-host.rst, nvme-target.rst), and what saves none. Which of it is
+# the default does not matter here.
 HOST_SAVINGS = ("sig_limit=16", "copied_data_size=4096")
 TARGET_SAVINGS = ("sig_limit=16", "kept_data_size=4096")
+HOST_PLAIN = ("sig_limit=1", "copied_data_size=0")
+TARGET_PLAIN = ("sig_limit=1", "kept_data_size=0")
 # Connections that exist at once.
 CONNECTIONS = 24
 # Those that exist before, so that what many have in common exists.
@@ -70,11 +73,14 @@ def set_mtu(mtu):
     sh("ip", "link", "set", "rdma0", "mtu", str(mtu))
 
 
-def loaded_with(end, savings, module_with):
-    """The name of an end, and what loads its module with parameters, if there are any: of rust+ all that save."""
+def loaded_with(end, savings, plain, module_with):
+    """The name of an end, and what loads its module with parameters, if it has some: by rust all that save are off, but
+    for those that follow, and by rust+ on."""
     name, *words = end.split(",")
     if name.endswith("+"):
         name, words = name[:-1], [*savings, *words]
+    elif name == "rust":
+        words = [*plain, *words]
     return name, module_with(name, **dict(word.split("=") for word in words)) if words else nullcontext()
 
 
@@ -82,8 +88,8 @@ def loaded_with(end, savings, module_with):
 def ends(pair):
     """Has the modules of a pair loaded, and gives the names of its ends."""
     host, target = pair.split(":")
-    host, by_host = loaded_with(host, HOST_SAVINGS, nvme.host_with)
-    target, by_target = loaded_with(target, TARGET_SAVINGS, nvme.target_with)
+    host, by_host = loaded_with(host, HOST_SAVINGS, HOST_PLAIN, nvme.host_with)
+    target, by_target = loaded_with(target, TARGET_SAVINGS, TARGET_PLAIN, nvme.target_with)
     with nvme.ends(host, target), by_host, by_target:
         yield host, target
 
