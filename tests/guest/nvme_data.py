@@ -3,6 +3,8 @@
 
 import errno
 import filecmp
+import mmap
+import os
 import random
 import re
 import shutil
@@ -12,7 +14,7 @@ from pathlib import Path
 import nvme
 from case import BUILD, STOCK, sh
 from nvme import File, Load, Loop, Null, Ram, mounted
-from nvme_ground import MIB, case, jobs_of, read_at, write_at
+from nvme_ground import MIB, case, direct, jobs_of, read_at, write_at
 
 TRACING = Path("/sys/kernel/tracing")
 DEPTHS = (1, 16, 64)
@@ -254,6 +256,40 @@ def few_signaled(ground):
                               {"name": "large", "bs": "1m", "offset": "16m", "size": "4m"}, iodepth=32, randseed=seed)
                 host.reset()
                 ground.figures["resets"] += 1
+
+
+@case("reads past the end of a file that was cut get no data of another host", links=("rxe", "siw"),
+      defects={("target", "c"): "nvmet lets them succeed, and what the pages had before is sent"})
+def cut_file(ground):
+    """Memory that is kept has what was read on the same connection before, and zeros, here."""
+    whole, cut = File(1), File(1)
+    with (nvme.target_with(ground.end, kept_data_size=4096), ground.pair(whole, nr_io_queues=1) as (_, one),
+          ground.pair(cut, nr_io_queues=1) as (_, other), mmap.mmap(-1, 4096) as buffer):
+        write_at(one.disk(), 0, b"\xff" * MIB)
+        disk = other.disk()
+        os.truncate(cut.device, 2048)
+        fd = direct(disk, os.O_RDONLY)
+        try:
+            # The other connection is there, and then it is not.
+            for last in False, True:
+                ground.fio(one.disk(), rw="randread", bs="4k", iodepth=32, size="1m")
+                if last:
+                    one.disconnect()
+                for offset in range(4096, MIB, 4096):
+                    assert os.preadv(fd, [buffer], offset) == 4096
+                    assert not any(buffer[:]), f"other data are read at {offset}"
+                    ground.figures["verified"] += 4096
+            # What is short fails, and nothing of it is sent.
+            buffer[:] = b"\xff" * 4096
+            try:
+                os.preadv(fd, [buffer], 0)
+            except OSError as e:
+                assert e.errno == errno.EIO, e
+            else:
+                raise AssertionError("half a block is read")
+            assert buffer[:] == b"\xff" * 4096, "a read that has failed was written"
+        finally:
+            os.close(fd)
 
 
 @case("one SEND of the host in 16 is signaled", links=("rxe", "siw"), defects={("host", "c"): "it signals each SEND"})
