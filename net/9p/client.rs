@@ -269,7 +269,8 @@ impl Half {
 
     /// Returns the request's type.
     fn kind(&self) -> u8 {
-        // SAFETY: By the type invariant the request is valid. C writes the type again that it is.
+        // SAFETY: By the type invariant the request is valid. C writes the field again, with the
+        // value that it has.
         unsafe { (&raw const (*self.tc()).id).read_volatile() }
     }
 

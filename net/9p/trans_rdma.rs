@@ -82,10 +82,10 @@ use rdma::{
 const MAX_SIZE: u32 = 1 << 20;
 /// The bytes of a message that are copied: all of those that carry no data, mostly.
 const HEAD: usize = 128;
-/// The bits of a tag that say which exchange of its it is; those below are its number.
+/// The bits of a tag that count the uses of an exchange; those below are the exchange's number.
 const GENERATION_BITS: u32 = 6;
 const TAG_BITS: u32 = 10;
-/// The number of exchanges for flushes. Those that the server does not answer are not given back.
+/// The number of exchanges for flushes. One that the server does not answer is not given back.
 const FLUSHES: u32 = 7;
 /// The number of the first of these, behind all others. None has the tag `P9_NOTAG`.
 const FLUSH: u16 = (1 << TAG_BITS) - 8;
@@ -129,8 +129,8 @@ impl Exchange for Rpc {
     type Connection = ();
     type Needs = context::Atomic;
 
-    /// Ends the request, whose message the device no longer reads. Where its SEND has failed, so do
-    /// all receives, by which the connection hears of it.
+    /// Ends the request, whose message the device no longer reads. If its SEND has failed, the QP
+    /// is in the error state, and the receives that are flushed end the connection.
     fn ended(mut tag: Tag<Self>) {
         let (reply, outcome) = take_back(&mut tag);
         drop(tag);
@@ -368,7 +368,7 @@ impl Conn {
             true => (&self.flush, FLUSH),
             false => (&self.tags, 0),
         };
-        // As the client waits for replies: a signal that is not fatal is for who returns from it.
+        // As the client waits for replies: other signals wait until the system call returns.
         let mut tag = tags.wait_killable(cx)?;
         let mut id = tag.id();
         id.index |= first;
@@ -457,7 +457,7 @@ struct Mount {
     conn: SpinLock<Option<Arc<Conn>>>,
 }
 
-/// Shows an option that is not the default.
+/// Shows an option that does not have its default.
 #[inline(never)]
 fn show(m: &SeqFile, name: &str, value: u32, default: u32) {
     if value != default {
@@ -484,7 +484,7 @@ impl Transport for Mount {
         let mount = Arc::pin_init(init, GFP_KERNEL)?;
         let conn = Conn::new(&mount, options.msize, cx)?;
         *mount.conn.lock() = Some(conn.clone());
-        // It may have ended before it was there.
+        // If it has failed before that, nothing else may take it from there.
         if conn.lost.load(Relaxed) {
             conn.stop(cx);
             return Err(ENOTCONN);
