@@ -269,6 +269,8 @@ def lists():
         if path in paths:
             patches.append((path.parent.name, message, files))
             wrong += too_early(path, files, set(known) - left)
+            for root in set(ROOTS) - left:
+                modules(root, (TOP / root).read_text(), set(known) - left)
     wrong += [f"upstream: {name} is in no list" for name in sorted(left)]
     wrong += sizes({name for series, _, files in patches if series == "first" for name in files})
     pages = Pages({name for _, _, files in patches for name in files}, place)
