@@ -122,13 +122,30 @@ impl<C: FixedContext> Cq<C> {
     /// }
     /// ```
     pub fn alloc(dev: &Device, entries: u32, vector: u32, cx: &Sleepable) -> Result<Self> {
-        make(dev, entries, Some(vector), C::RAW, Self::KIND, cx).map(Self::from_shared)
+        Self::new(dev, entries, Some(vector), Self::KIND, cx)
     }
 
     /// Allocates a CQ on a completion vector of the core's choice (`ib_alloc_cq_any`). Fails as
     /// [`Cq::alloc`].
     pub fn alloc_any(dev: &Device, entries: u32, cx: &Sleepable) -> Result<Self> {
-        make(dev, entries, None, C::RAW, Self::KIND, cx).map(Self::from_shared)
+        Self::new(dev, entries, None, Self::KIND, cx)
+    }
+
+    fn new(
+        dev: &Device,
+        entries: u32,
+        vector: Option<u32>,
+        kind: Kind,
+        cx: &Sleepable,
+    ) -> Result<Self> {
+        let attr = InitAttr {
+            dev,
+            entries,
+            vector,
+            context: C::RAW,
+            kind,
+        };
+        create(attr, cx).map(Self::from_shared)
     }
 }
 
@@ -207,98 +224,122 @@ enum Kind {
     Pooled,
 }
 
-/// Makes a CQ, or takes entries of a pooled one. Neither generic nor inlined: see `Reserved::fill`.
-#[inline(never)]
-fn make(
-    dev: &Device,
+/// The attributes that a CQ is made with.
+struct InitAttr<'a> {
+    dev: &'a Device,
     entries: u32,
+    /// `None` for a vector of the core's choice.
     vector: Option<u32>,
     context: bindings::ib_poll_context,
     kind: Kind,
-    _cx: &Sleepable,
-) -> Result<Shared> {
-    let max = dev.attrs().max_cqe;
-    // For more entries than a CQ can have the core would search its pool for ever.
-    if entries == 0 || entries > max {
-        crate::pr_err_ratelimited!(
-            "{dev}: a CQ of {entries} entries was asked for; 1 to {max} are possible\n"
-        );
-        return Err(EINVAL);
+}
+
+impl InitAttr<'_> {
+    /// Fails with `EINVAL` if the device has no CQ of that size, or no such vector.
+    fn check(&self) -> Result {
+        let dev = self.dev;
+        let entries = self.entries;
+        let max = dev.attrs().max_cqe;
+        // For more entries than a CQ can have the core would search its pool for ever.
+        if entries == 0 || entries > max {
+            crate::pr_err_ratelimited!(
+                "{dev}: a CQ of {entries} entries was asked for; 1 to {max} are possible\n"
+            );
+            return Err(EINVAL);
+        }
+        let is_hint = self.kind == Kind::Pooled;
+        if !is_hint && self.vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
+            return Err(EINVAL);
+        }
+        Ok(())
     }
-    if kind != Kind::Pooled && vector.is_some_and(|n| n >= dev.num_comp_vectors()) {
-        return Err(EINVAL);
+
+    /// Makes the CQ, or takes entries of a pooled one. Its callbacks are not set.
+    fn create_raw(&self) -> Result<NonNull<bindings::ib_cq>> {
+        let device = self.dev.as_raw();
+        let caller = self.dev.client().name.as_char_ptr();
+        let len = c_int::try_from(self.entries)?;
+        let private = ptr::null_mut();
+        // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
+        // client's name outlives the CQ.
+        let raw = unsafe {
+            match (self.kind, self.vector) {
+                (Kind::Allocated, Some(vector)) => {
+                    let vector = vector.try_into()?;
+                    bindings::__ib_alloc_cq(device, private, len, vector, self.context, caller)
+                }
+                (Kind::Allocated, None) => {
+                    bindings::__ib_alloc_cq_any(device, private, len, self.context, caller)
+                }
+                (Kind::Created, _) => {
+                    let attr = bindings::ib_cq_init_attr {
+                        cqe: self.entries,
+                        comp_vector: self.vector.unwrap_or_else(|| any_vector(self.dev)),
+                        flags: 0,
+                    };
+                    bindings::__ib_create_cq(device, None, None, private, &attr, caller)
+                }
+                (Kind::Pooled, _) => {
+                    let hint = self.vector.map_or(Ok(-1), c_int::try_from)?;
+                    bindings::ib_cq_pool_get(device, self.entries, hint, self.context)
+                }
+            }
+        };
+        let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
+        if self.kind == Kind::Allocated {
+            // Drivers do not write the flags of a completion that has failed, which are looked at.
+            //
+            // SAFETY: The CQ was just made, with an array of so many entries that the core polls
+            // into. No QP completes to it yet.
+            unsafe { ptr::write_bytes((*raw.as_ptr()).wc, 0, wc::POLL_BATCH) };
+        }
+        Ok(raw)
     }
+
+    /// Returns the name of the context, as the list of objects shows it.
+    fn context_name(&self) -> &'static str {
+        match self.context {
+            Softirq::RAW => Softirq::NAME,
+            Workqueue::RAW => Workqueue::NAME,
+            UnboundWorkqueue::RAW => UnboundWorkqueue::NAME,
+            _ if self.kind == Kind::Created => Waited::NAME,
+            _ => Direct::NAME,
+        }
+    }
+}
+
+/// Makes a CQ, or takes entries of a pooled one. Neither generic nor inlined: see `Reserved::fill`.
+#[inline(never)]
+fn create(mut attr: InitAttr<'_>, _cx: &Sleepable) -> Result<Shared> {
+    attr.check()?;
     // `irq_poll` keeps a list for each CPU without a lock, as softirqs of a CPU run one after the
     // other. On PREEMPT_RT they do not, and there a work item polls.
     let softirqs_run_together = cfg!(all(CONFIG_PREEMPT_RT, not(CONFIG_PREEMPT_RT_NEEDS_BH_LOCK)));
-    let context = match context {
-        Softirq::RAW if softirqs_run_together => Workqueue::RAW,
-        context => context,
-    };
-    let reserved = deferred::Deferred::reserve()?;
-    let wcs = match context {
-        Direct::RAW => {
-            let wcs: Wcs = [const { MaybeUninit::uninit() }; wc::POLL_BATCH];
-            Some(KBox::new(UnsafeCell::new(wcs), GFP_KERNEL)?)
-        }
-        _ => None,
-    };
-    let waiting = (kind == Kind::Created).then(Waiting::new).transpose()?;
-    let mut object = dev.object(crate::refs::Kind::Cq);
-    let device = dev.as_raw();
-    let caller = dev.client().name.as_char_ptr();
-    let len = c_int::try_from(entries)?;
-    // The callbacks are set below.
-    let private = ptr::null_mut();
-    // SAFETY: The device is registered while `dev` lives, the arguments are in range, and the
-    // client's name outlives the CQ.
-    let raw = unsafe {
-        match (kind, vector) {
-            (Kind::Allocated, Some(vector)) => {
-                let vector = vector.try_into()?;
-                bindings::__ib_alloc_cq(device, private, len, vector, context, caller)
-            }
-            (Kind::Allocated, None) => {
-                bindings::__ib_alloc_cq_any(device, private, len, context, caller)
-            }
-            (Kind::Created, _) => {
-                let attr = bindings::ib_cq_init_attr {
-                    cqe: entries,
-                    comp_vector: vector.unwrap_or_else(|| any_vector(dev)),
-                    flags: 0,
-                };
-                bindings::__ib_create_cq(device, None, None, private, &attr, caller)
-            }
-            (Kind::Pooled, _) => {
-                let hint = vector.map_or(Ok(-1), c_int::try_from)?;
-                bindings::ib_cq_pool_get(device, entries, hint, context)
-            }
-        }
-    };
-    let raw = NonNull::new(from_err_ptr(raw)?).ok_or(ENOMEM)?;
-    if kind == Kind::Allocated {
-        // Drivers do not write the flags of a completion that has failed, which are looked at.
-        //
-        // SAFETY: The CQ was just made, with an array of so many entries that the core polls into.
-        // No QP completes to it yet.
-        unsafe { ptr::write_bytes((*raw.as_ptr()).wc, 0, wc::POLL_BATCH) };
+    if softirqs_run_together && attr.context == Softirq::RAW {
+        attr.context = Workqueue::RAW;
     }
+    let reserved = deferred::Deferred::reserve()?;
+    let wcs = if attr.context == Direct::RAW {
+        let wcs: Wcs = [const { MaybeUninit::uninit() }; wc::POLL_BATCH];
+        Some(KBox::new(UnsafeCell::new(wcs), GFP_KERNEL)?)
+    } else {
+        None
+    };
+    let kind = attr.kind;
+    let waiting = (kind == Kind::Created).then(Waiting::new).transpose()?;
+    let dev = attr.dev;
+    let mut object = dev.object(crate::refs::Kind::Cq);
+    let raw = attr.create_raw()?;
     // SAFETY: The CQ was just made or taken; its size and its number do not change.
     let (cqe, num) = unsafe { ((*raw.as_ptr()).cqe, (*raw.as_ptr()).res.id) };
     let entries = match kind {
-        Kind::Pooled => entries,
+        Kind::Pooled => attr.entries,
         // The driver may have given more than were asked for.
         _ => cqe.unsigned_abs(),
     };
     object.num = Some(num);
     object.summary = objects::Summary::Cq {
-        context: match context {
-            Softirq::RAW => Softirq::NAME,
-            Workqueue::RAW => Workqueue::NAME,
-            UnboundWorkqueue::RAW => UnboundWorkqueue::NAME,
-            _ if kind == Kind::Created => Waited::NAME,
-            _ => Direct::NAME,
-        },
+        context: attr.context_name(),
         entries,
     };
     const { assert!(deferred::VALUE_AT + mem::offset_of!(Inner, kind) <= 64) };
@@ -310,7 +351,7 @@ fn make(
         poll_lock: PollLock::new(),
         failed: AtomicBool::new(false),
         arrays: AtomicU32::new(UNUSED),
-        // This is no more than a `c_int` can be, as just checked.
+        // More than a `c_int` can be was refused.
         free: FreeCqes::new(entries.try_into().unwrap_or(i32::MAX)),
         entries,
         kind,
@@ -330,7 +371,7 @@ fn make(
         (*cq).event_handler = Some(event);
         if kind == Kind::Created {
             (*cq).comp_handler = Some(completed);
-            (*cq).poll_ctx = context;
+            (*cq).poll_ctx = attr.context;
         }
     }
     if let Some(waiting) = &shared.waiting {
@@ -370,7 +411,7 @@ impl<C: CorePolled + FixedContext> Cq<C> {
         vector: Option<u32>,
         cx: &Sleepable,
     ) -> Result<Self> {
-        make(dev, entries, vector, C::RAW, Kind::Pooled, cx).map(Self::from_shared)
+        Self::new(dev, entries, vector, Kind::Pooled, cx)
     }
 }
 
