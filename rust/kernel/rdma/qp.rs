@@ -390,6 +390,23 @@ struct RawInit<'a> {
 }
 
 impl RawInit<'_> {
+    /// Fails with `EINVAL` if the QP would not be all of one device, or with `EPERM` if its events
+    /// go to another module than the PD's.
+    fn check(&self, id: Option<&cm::Shared>) -> Result {
+        let dev = self.pd.device();
+        if self.send_cq.dev != *dev
+            || self.recv_cq.dev != *dev
+            || self.srq.is_some_and(|srq| srq.pd != *self.pd)
+            || id.is_some_and(|id| id.device.as_ref().map(Device::as_raw) != Some(dev.as_raw()))
+        {
+            return Err(EINVAL);
+        }
+        if let Some((_, code)) = self.events {
+            dev.client().module.check(code)?;
+        }
+        Ok(())
+    }
+
     fn to_raw(&self) -> Result<bindings::ib_qp_init_attr> {
         let dev = self.pd.device();
         // The marker of a drain needs a place of its own.
@@ -400,7 +417,8 @@ impl RawInit<'_> {
         };
         let contexts = self.rw_contexts;
         // The core adds up to three requests for each context, unchecked, and looks the port up.
-        let has_port = (contexts, self.port) == (0, 0) || dev.port(self.port).is_some();
+        let needs_port = contexts != 0 || self.port != 0;
+        let has_port = !needs_port || dev.port(self.port).is_some();
         if contexts > dev.attrs().max_qp_wr || !has_port {
             return Err(EINVAL);
         }
@@ -471,6 +489,76 @@ pub(crate) struct Rest {
     pub(crate) pd: Pd,
     // Dropped last: the ULP may be gone after that.
     object: objects::Object,
+}
+
+impl Rest {
+    /// Creates the QP. Once there is one, nothing fails, as it has to be destroyed: if a CQ or the
+    /// SRQ has not what the QP needs, the error is in `refused`.
+    fn new<'a>(
+        init: RawInit<'a>,
+        id: Option<&'a cm::Shared>,
+        refused: &'a mut Result,
+    ) -> Result<impl PinInit<Self, Error> + 'a> {
+        let pd = init.pd;
+        let send_cq = init.send_cq;
+        let recv_cq = init.recv_cq;
+        let dev = pd.device();
+        let mut attr = init.to_raw()?;
+        let state = id.is_none().then_some(State::Reset);
+        let draining = drain::Draining::new(send_cq.is_shared() || recv_cq.is_shared())?;
+        let mut object = dev.object(crate::refs::Kind::Qp);
+        Ok(try_pin_init!(Self {
+            context <- QpPriv::new(
+                init.events.map(|(events, _)| events),
+                dev,
+                init.rw_contexts > 0,
+                draining,
+                state,
+            ),
+            raw: {
+                attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
+                attr.event_handler = context.events.is_some().then_some(events::on_event);
+                // SAFETY: The CQs, the SRQ and the id are of this device, as `RawInit::check` has
+                // checked, and this keeps them and the context.
+                let raw = unsafe { create_raw(id, pd, &mut attr) }?;
+                // SAFETY: The QP was just created.
+                unsafe { raise_sizes(raw, &mut attr.cap) };
+                raw
+            },
+            // SAFETY: The QP was just created; its number does not change.
+            num: unsafe { (*raw.as_ptr()).qp_num },
+            id: id.cloned(),
+            send: cq::reserve_or_none(send_cq, attr.cap.max_send_wr, refused),
+            recv: {
+                let is_on_srq = init.srq.is_some();
+                let entries = if is_on_srq { 0 } else { attr.cap.max_recv_wr };
+                cq::reserve_or_none(recv_cq, entries, refused)
+            },
+            srq: {
+                let taken = init.srq.map(|srq| srq::SrqReservation::new(srq, recv_cq));
+                taken.transpose().unwrap_or_else(|error| {
+                    *refused = Err(error);
+                    None
+                })
+            },
+            marker_ah: sync::SetOnce::new(),
+            pd: pd.clone(),
+            object: {
+                object.set_qp(*num, raw.as_ptr());
+                if let Some(id) = id {
+                    object.set_peer(id.object.peer());
+                }
+                object.summary = objects::Summary::Qp {
+                    sends: (attr.cap.max_send_wr, send_cq.num()),
+                    receives: match init.srq {
+                        Some(_) => None,
+                        None => Some((attr.cap.max_recv_wr, recv_cq.num())),
+                    },
+                };
+                object
+            },
+        }? Error))
+    }
 }
 
 // SAFETY: `struct ib_qp` may be drained and destroyed from any thread, as the CQ and the lock of
@@ -792,107 +880,44 @@ impl Inner {
     }
 }
 
-/// Returns how many sends and receives the driver lets be outstanding, given the sizes that it
+/// Sets how many sends and receives the driver lets be outstanding, given the sizes that it has
 /// returned at creation. Some drivers round up and report that only in a query; those without
 /// queries are assumed to round up to a power of two.
 ///
 /// # Safety
 ///
 /// `qp` is valid.
-unsafe fn queue_sizes(qp: NonNull<bindings::ib_qp>, returned: &bindings::ib_qp_cap) -> (u32, u32) {
+unsafe fn raise_sizes(qp: NonNull<bindings::ib_qp>, returned: &mut bindings::ib_qp_cap) {
     // SAFETY: The caller promises that `qp` is valid.
     let asked = unsafe { attr::query(qp, bindings::ib_qp_attr_mask_IB_QP_CAP) };
     let most = |wr: fn(&bindings::ib_qp_cap) -> u32| match &asked {
         Ok((attr, cap)) => wr(returned).max(wr(&attr.cap)).max(wr(cap)),
         Err(_) => wr(returned).checked_next_power_of_two().unwrap_or(u32::MAX),
     };
-    (most(|cap| cap.max_send_wr), most(|cap| cap.max_recv_wr))
+    let max_send_wr = most(|cap| cap.max_send_wr);
+    let max_recv_wr = most(|cap| cap.max_recv_wr);
+    returned.max_send_wr = max_send_wr;
+    returned.max_recv_wr = max_recv_wr;
 }
 
 /// Creates a QP. Fails as [`Qp::create`].
 fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<Shared> {
-    let pd = init.pd;
-    let send_cq = init.send_cq;
-    let recv_cq = init.recv_cq;
-    let dev = pd.device();
-    if send_cq.dev != *dev
-        || recv_cq.dev != *dev
-        || init.srq.is_some_and(|srq| srq.pd != *pd)
-        || id.is_some_and(|id| id.device.as_ref().map(Device::as_raw) != Some(dev.as_raw()))
-    {
-        return Err(EINVAL);
-    }
-    if let Some((_, code)) = init.events {
-        dev.client().module.check(code)?;
-    }
-    let mut attr = init.to_raw()?;
+    init.check(id)?;
+    let is_on_srq = init.srq.is_some();
     let reserved = deferred::Deferred::reserve()?;
-    let state = id.is_none().then_some(State::Reset);
-    let draining = drain::Draining::new(send_cq.is_shared() || recv_cq.is_shared())?;
-    let mut object = dev.object(crate::refs::Kind::Qp);
     let mut refused = Ok(());
-    let sizes = &mut (0, 0);
-    let refuse = &mut refused;
     const { assert!(align_of::<Inner>() <= deferred::VALUE_AT) };
     const { assert!(Inner::READ_BY_POSTS <= 64) };
-    let rest = try_pin_init!(Rest {
-        context <- QpPriv::new(
-            init.events.map(|(events, _)| events),
-            dev,
-            init.rw_contexts > 0,
-            draining,
-            state,
-        ),
-        // Nothing fails once there is a QP, whose context this is.
-        raw: {
-            attr.qp_context = ptr::from_ref(&*context).cast_mut().cast();
-            attr.event_handler = context.events.is_some().then_some(events::on_event);
-            // SAFETY: The CQs, the SRQ and the id are of this device, as just checked, and `Rest`
-            // keeps them and the context.
-            unsafe { create_raw(id, pd, &mut attr) }?
-        },
-        // SAFETY: The QP was just created; its number does not change.
-        num: unsafe { (*raw.as_ptr()).qp_num },
-        id: id.cloned(),
-        send: {
-            // SAFETY: The QP was just created.
-            *sizes = unsafe { queue_sizes(*raw, &attr.cap) };
-            cq::reserve_or_none(send_cq, sizes.0, refuse)
-        },
-        recv: {
-            let entries = if init.srq.is_some() { 0 } else { sizes.1 };
-            cq::reserve_or_none(recv_cq, entries, refuse)
-        },
-        srq: {
-            let taken = init.srq.map(|srq| srq::SrqReservation::new(srq, recv_cq));
-            taken.transpose().unwrap_or_else(|error| {
-                *refuse = Err(error);
-                None
-            })
-        },
-        marker_ah: sync::SetOnce::new(),
-        pd: pd.clone(),
-        object: {
-            object.set_qp(*num, raw.as_ptr());
-            if let Some(id) = id {
-                object.set_peer(id.object.peer());
-            }
-            object.summary = objects::Summary::Qp {
-                sends: (sizes.0, send_cq.num()),
-                receives: init.srq.is_none().then(|| (sizes.1, recv_cq.num())),
-            };
-            object
-        },
-    }? Error);
-    let rest = KBox::pin_init(rest, GFP_KERNEL)?;
+    let rest = KBox::pin_init(Rest::new(init, id, &mut refused)?, GFP_KERNEL)?;
     let raw = rest.raw;
     // INVARIANT: The QP was just created with these, and `rest` keeps them.
     let inner = reserved.fill(Inner {
-        pollers: (send_cq.poller(), recv_cq.poller()),
-        post_recv: match init.srq {
-            Some(_) => refuse_recv,
+        pollers: (rest.send.cq.poller(), rest.recv.cq.poller()),
+        post_recv: if is_on_srq {
+            refuse_recv
+        } else {
             // SAFETY: The QP was just created, and is destroyed by the end of `Inner`.
-            None => unsafe { trace::Queue::op(raw.as_ptr()) },
+            unsafe { trace::Queue::op(raw.as_ptr()) }
         },
         // SAFETY: The QP was created for this PD and this CQ. `rest` keeps them and the lock until
         // the end of `Inner` has destroyed the QP, when there is no handle of it.
@@ -900,8 +925,8 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
             wr::PostTarget::new(
                 raw,
                 rest.context.head.id,
-                pd,
-                recv_cq,
+                &rest.pd,
+                &rest.recv.cq,
                 &rest.context.reg_lock,
             )
         },
