@@ -449,10 +449,11 @@ impl Conns {
 
     /// Fails with `EINVAL` if there is no QP, or if it has a connection.
     fn check_unconnected(&self, qp: Option<usize>) -> Result {
-        match qp.is_some_and(|qp| !self.table.iter().any(|conn| conn.has(qp))) {
-            true => Ok(()),
-            false => Err(EINVAL),
+        let qp = qp.ok_or(EINVAL)?;
+        if self.table.iter().any(|conn| conn.has(qp)) {
+            return Err(EINVAL);
         }
+        Ok(())
     }
 
     /// Has the work item look at a connection.

@@ -485,10 +485,10 @@ pub(crate) struct Failures {
 impl Failures {
     /// Fails if this call is one of them.
     pub(crate) fn check(&mut self) -> Result {
-        match take(&mut self.count) {
-            true => Err(error(self.errno)),
-            false => Ok(()),
+        if take(&mut self.count) {
+            return Err(error(self.errno));
         }
+        Ok(())
     }
 }
 

@@ -187,10 +187,10 @@ impl Machine {
     pub(crate) fn connectable(&self, num: u32) -> Result<usize> {
         let index = self.find_qp(num).ok_or(EINVAL)?;
         let state = self.qps.get(index).ok_or(EINVAL)?.state;
-        match state < bindings::ib_qp_state_IB_QPS_RTS {
-            true => Ok(index),
-            false => Err(EINVAL),
+        if state >= bindings::ib_qp_state_IB_QPS_RTS {
+            return Err(EINVAL);
         }
+        Ok(index)
     }
 
     /// Ends the connection that the connection manager has made, if there is one: the QP at the

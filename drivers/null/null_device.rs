@@ -362,15 +362,15 @@ pub(crate) fn register(name: &CStr, kind: Kind) -> Result<Arc<Shared>> {
     }
     forget_gone();
     let kept = DEVICES.lock().all.push(shared.clone(), GFP_KERNEL);
-    let netdev = |()| match kind.is_iwarp() {
+    let netdev = |()| {
+        if !kind.is_iwarp() {
+            return Ok(());
+        }
         // The core reads the state of such ports from their interfaces.
         //
         // SAFETY: The device is not registered yet, and has the port. The loopback interface lives
         // as long as the kernel does, and the core takes a reference.
-        true => to_result(unsafe {
-            bindings::ib_device_set_netdev(ib, bindings::init_net.loopback_dev, 1)
-        }),
-        false => Ok(()),
+        to_result(unsafe { bindings::ib_device_set_netdev(ib, bindings::init_net.loopback_dev, 1) })
     };
     let kept = kept.map_err(Error::from).and_then(netdev);
     let registered = kept.and_then(|()| {

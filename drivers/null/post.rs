@@ -351,10 +351,12 @@ impl Machine {
                     _ => peer.attr.dest_qp_num == qp.num,
                 }
         });
-        match ready {
-            true => Ok(Some(peer)),
-            false if qp.is_rc() => Err(bindings::ib_wc_status_IB_WC_RETRY_EXC_ERR),
-            false => Ok(None),
+        if ready {
+            Ok(Some(peer))
+        } else if qp.is_rc() {
+            Err(bindings::ib_wc_status_IB_WC_RETRY_EXC_ERR)
+        } else {
+            Ok(None)
         }
     }
 
@@ -371,10 +373,10 @@ impl Machine {
             return Ok(());
         };
         let Some((recv, retires)) = self.take_recv(peer) else {
-            return match is_rc {
-                true => Err(bindings::ib_wc_status_IB_WC_RNR_RETRY_EXC_ERR),
-                false => Ok(()),
-            };
+            if is_rc {
+                return Err(bindings::ib_wc_status_IB_WC_RNR_RETRY_EXC_ERR);
+            }
+            return Ok(());
         };
         let Some(to) = self.qps.get(peer) else {
             return Ok(());
@@ -431,12 +433,14 @@ impl Machine {
         };
         // A completion reports the invalidation of a key that was valid, but on iWARP: ULPs rely on
         // it.
-        let moved = moved.and_then(|()| match wr.invalidates_remotely() {
-            true if !self.invalidate(wr.ex) => Err((
-                bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR,
-                bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR,
-            )),
-            _ => Ok(()),
+        let moved = moved.and_then(|()| {
+            if wr.invalidates_remotely() && !self.invalidate(wr.ex) {
+                return Err((
+                    bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR,
+                    bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR,
+                ));
+            }
+            Ok(())
         });
         if let Err((local, remote)) = moved {
             entry.status = local;
@@ -521,10 +525,14 @@ impl Machine {
         if addr % 8 != 0 {
             return Err(bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR);
         }
-        let old = atomic(&self.mrs, remote, |old| match adds {
-            true => old.wrapping_add(compare_add),
-            false if old == compare_add => swap,
-            false => old,
+        let old = atomic(&self.mrs, remote, |old| {
+            if adds {
+                old.wrapping_add(compare_add)
+            } else if old == compare_add {
+                swap
+            } else {
+                old
+            }
         })
         .ok_or(bindings::ib_wc_status_IB_WC_REM_ACCESS_ERR)?;
         let old = [Sge {

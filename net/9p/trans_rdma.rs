@@ -237,9 +237,10 @@ impl Conn {
         // First, so that there is little to drop where a step fails.
         let conn = UniqueArc::new_uninit(GFP_KERNEL)?;
         let client = ClientRef::of::<NineP>(cx)?;
-        let id = match mount.privport {
-            true => Self::bind_privport(&client, mount.addr, cx)?,
-            false => cm::Id::create(&client, cx)?,
+        let id = if mount.privport {
+            Self::bind_privport(&client, mount.addr, cx)?
+        } else {
+            cm::Id::create(&client, cx)?
         };
         id.resolve_addr(mount.addr, mount.timeout, cx)?;
         id.resolve_route(mount.timeout, cx)?;
@@ -364,9 +365,10 @@ impl Conn {
 
     /// Sends a request (`rdma_request`).
     fn request(&self, message: Message, mut reply: Reply, cx: &Sleepable) -> Result {
-        let (tags, first) = match message.is_flush() {
-            true => (&self.flush, FLUSH),
-            false => (&self.tags, 0),
+        let (tags, first) = if message.is_flush() {
+            (&self.flush, FLUSH)
+        } else {
+            (&self.tags, 0)
         };
         // As the client waits for replies: other signals wait until the system call returns.
         let mut tag = tags.wait_killable(cx)?;

@@ -348,9 +348,10 @@ impl Run {
     /// Fails if the phase has.
     #[inline]
     pub(crate) fn check(&self) -> Result {
-        match self.over.load(Acquire) {
-            true => self.sleep().map(|_| ()),
-            false => Ok(()),
+        if self.over.load(Acquire) {
+            self.sleep().map(|_| ())
+        } else {
+            Ok(())
         }
     }
 

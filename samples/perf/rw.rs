@@ -76,9 +76,10 @@ fn post(
 ) -> Result {
     kept.idle().try_for_each(|transfer| {
         qp.post_rw(transfer, |t| {
-            Ok(match write {
-                true => Rw::write(&t.data, .., remote, cx),
-                false => Rw::read(&t.data, .., remote, cx),
+            Ok(if write {
+                Rw::write(&t.data, .., remote, cx)
+            } else {
+                Rw::read(&t.data, .., remote, cx)
             })
         })
     })?;

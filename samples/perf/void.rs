@@ -143,9 +143,10 @@ impl ByCaller {
     }
 
     fn process(&mut self, cq: &Cq, left: u32) -> Result<u32> {
-        match self.is_static {
-            true => self.process_each(cq, left),
-            false => self.process_batch(cq),
+        if self.is_static {
+            self.process_each(cq, left)
+        } else {
+            self.process_batch(cq)
         }
     }
 

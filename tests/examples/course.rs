@@ -502,9 +502,10 @@ pub(crate) mod requests {
             let (request, wanted) = tag.parts();
             let (came, caller) = (core::mem::take(&mut wanted.came), wanted.caller.take());
             let mut first = [0];
-            let read = match came {
-                true => request.block.read(0, &mut first),
-                false => Err(ECONNRESET),
+            let read = if came {
+                request.block.read(0, &mut first)
+            } else {
+                Err(ECONNRESET)
             };
             drop(tag); // It is free before the caller goes on.
             if let Some(caller) = caller {

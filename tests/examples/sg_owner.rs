@@ -95,9 +95,10 @@ impl Payload {
 unsafe impl SgOwner<OneWay> for Payload {
     fn sgl(&mut self) -> Sgl<OneWay> {
         let (first, segments) = (self.0.list.as_mut_ptr(), self.0.segments);
-        match self.0.is_write {
-            true => Sgl::to_device(first, segments),
-            false => Sgl::from_device(first, segments),
+        if self.0.is_write {
+            Sgl::to_device(first, segments)
+        } else {
+            Sgl::from_device(first, segments)
         }
     }
 }

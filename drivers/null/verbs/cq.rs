@@ -136,9 +136,10 @@ pub(super) unsafe extern "C" fn req_notify_cq(
         == bindings::ib_cq_notify_flags_IB_CQ_SOLICITED;
     let report = flags & bindings::ib_cq_notify_flags_IB_CQ_REPORT_MISSED_EVENTS != 0;
     // Without `IB_CQ_REPORT_MISSED_EVENTS` completions that have come must raise the interrupt.
-    let longer = match report {
-        true => shared.machine.lock().arms.next(),
-        false => None,
+    let longer = if report {
+        shared.machine.lock().arms.next()
+    } else {
+        None
     };
     if let Some((us, honest)) = longer {
         spin(us);

@@ -273,11 +273,12 @@ unsafe fn post_recvs(
                 (*wr).next,
             )
         };
-        let peeked = match machine.plan.peek {
+        let peeked = if machine.plan.peek {
             // SAFETY: This is a valid receive of the caller's list. If it has no entries, its own
             // list still has one, or is null: `NullDevice::peek` asks for that.
-            true => unsafe { peek((*wr).sg_list, (*wr).num_sge) },
-            false => Ok(()),
+            unsafe { peek((*wr).sg_list, (*wr).num_sge) }
+        } else {
+            Ok(())
         };
         if let Err(e) = peeked.and_then(|()| post(machine, wr_id, sges)) {
             // SAFETY: The caller gives memory for the first that was not posted.

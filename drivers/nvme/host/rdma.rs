@@ -547,9 +547,10 @@ impl Queue {
         let dev = pd.device().clone();
         let inline_segments = dev.attrs().max_send_sge.saturating_sub(1);
         let inline_segments = inline_segments.min(MAX_INLINE_SEGMENTS);
-        let capsule_len = match setup.use_inline_data && qid > 0 {
-            true => setup.identity().ioccsz.saturating_mul(16),
-            false => 0,
+        let capsule_len = if setup.use_inline_data && qid > 0 {
+            setup.identity().ioccsz.saturating_mul(16)
+        } else {
+            0
         };
         let inline_size = capsule_len.saturating_sub(COMMAND as u32);
         let copied_size = nvme::copied_data_size().min(inline_size);
@@ -575,9 +576,10 @@ impl Queue {
         // Spread by queue; the admin queue is on the first vector.
         let vector = u32::from(qid.saturating_sub(1));
         let vector = vector.checked_rem(dev.num_comp_vectors()).unwrap_or(0);
-        let cq = match qid > 0 && setup.is_polled(qid) {
-            true => Cq::<Direct>::alloc(&dev, sizes.entries, vector, cx)?.into_any(),
-            false => Cq::<Softirq>::alloc(&dev, sizes.entries, vector, cx)?.into_any(),
+        let cq = if qid > 0 && setup.is_polled(qid) {
+            Cq::<Direct>::alloc(&dev, sizes.entries, vector, cx)?.into_any()
+        } else {
+            Cq::<Softirq>::alloc(&dev, sizes.entries, vector, cx)?.into_any()
         };
         let qp = Qp::create(&id, &pd, &cq, &cq, &sizes.caps, cx)?;
         let link = setup.ctrl().link();
@@ -1210,9 +1212,10 @@ impl Transport for Rdma {
     }
 
     fn name() -> &'static CStr {
-        match nvme::replace() {
-            true => c"rdma",
-            false => c"rdma_rs",
+        if nvme::replace() {
+            c"rdma"
+        } else {
+            c"rdma_rs"
         }
     }
 

@@ -350,9 +350,10 @@ impl Target {
         if let Some(command) = response.request.take_command() {
             queue.post_recv(command);
         }
-        let response = match response.has_places {
-            true => Some(response),
-            false => queue.take_places(response, 0),
+        let response = if response.has_places {
+            Some(response)
+        } else {
+            queue.take_places(response, 0)
         };
         if let Some(response) = response {
             queue.send(response);

@@ -226,9 +226,10 @@ pub unsafe trait ModuleClient: Client {
 /// # use rdma::{client::{is_going, ModuleClient}, prelude::*};
 /// /// Frees what a subsystem has the address of, and uses with a reference to the module.
 /// fn free<C: ModuleClient, T>(registered: KBox<T>) {
-///     match is_going::<C>() {
-///         true => drop(registered),
-///         false => core::mem::forget(registered),
+///     if is_going::<C>() {
+///         drop(registered)
+///     } else {
+///         core::mem::forget(registered)
 ///     }
 /// }
 /// ```

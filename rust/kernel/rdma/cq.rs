@@ -200,9 +200,10 @@ impl<C: PollContext> Cq<C> {
     /// ```
     /// # use rdma::{device::Device, prelude::*};
     /// fn alloc(dev: &Device, in_softirq: bool, cx: &Sleepable) -> Result<Cq<AnyContext>> {
-    ///     Ok(match in_softirq {
-    ///         true => Cq::<Softirq>::alloc(dev, 128, 0, cx)?.into_any(),
-    ///         false => Cq::<Workqueue>::alloc(dev, 128, 0, cx)?.into_any(),
+    ///     Ok(if in_softirq {
+    ///         Cq::<Softirq>::alloc(dev, 128, 0, cx)?.into_any()
+    ///     } else {
+    ///         Cq::<Workqueue>::alloc(dev, 128, 0, cx)?.into_any()
     ///     })
     /// }
     /// ```

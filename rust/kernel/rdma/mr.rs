@@ -535,9 +535,10 @@ impl<D: dma::AnyDirection, M: Memory<D>> LentRegion<D, M> {
     ///     wc: &Success<'_>,
     ///     qp: &Qp<Softirq>,
     /// ) -> Option<Buf<FromDevice>> {
-    ///     match region.remote_invalidated(wc, qp) {
-    ///         true => region.take_memory(),
-    ///         false => None,
+    ///     if region.remote_invalidated(wc, qp) {
+    ///         region.take_memory()
+    ///     } else {
+    ///         None
     ///     }
     /// }
     ///

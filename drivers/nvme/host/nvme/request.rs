@@ -258,9 +258,10 @@ unsafe impl SgOwner<OneWay> for Payload {
         let (pdu, entries) = (self.0.pdu(), self.entries());
         // SAFETY: By the type invariant the table was allocated.
         let first = unsafe { (*pdu).table.sgl };
-        match self.0.is_write() {
-            true => Sgl::to_device(first, entries),
-            false => Sgl::from_device(first, entries),
+        if self.0.is_write() {
+            Sgl::to_device(first, entries)
+        } else {
+            Sgl::from_device(first, entries)
         }
     }
 }

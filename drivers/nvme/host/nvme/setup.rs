@@ -100,10 +100,10 @@ impl<'a, T: Transport> Setup<'a, T> {
 
     /// Calls a function of C that needs the admin queue, and may sleep.
     fn with_admin(&self, f: impl FnOnce(*mut bindings::nvme_ctrl) -> c_int) -> Result<(), Failure> {
-        match self.sets.admin {
-            true => Failure::check(f(self.raw())),
-            false => Err(EINVAL.into()),
+        if !self.sets.admin {
+            return Err(EINVAL.into());
         }
+        Failure::check(f(self.raw()))
     }
 
     /// Fails if there is a tag set, or if the controller is dead.
@@ -225,11 +225,12 @@ impl<'a, T: Transport> Setup<'a, T> {
 
     /// Returns the number of I/O queues that blk-mq knows.
     pub(crate) fn nr_hw_queues(&self) -> u32 {
-        match self.sets.io {
+        if self.sets.io {
             // SAFETY: By the invariant of `Sets` the set is allocated. Only this changes the
             // number.
-            true => unsafe { (*self.ctrl.io_set.get()).nr_hw_queues },
-            false => 0,
+            unsafe { (*self.ctrl.io_set.get()).nr_hw_queues }
+        } else {
+            0
         }
     }
 
@@ -519,10 +520,10 @@ impl<'a, T: Transport> Setup<'a, T> {
             let ctrl = Controller::<T>::from_raw(data.cast());
             (ctrl, (*(*hctx).queue).tag_set)
         };
-        let is_admin = ptr::eq(set, ctrl.admin_set.get());
-        let qid = match is_admin {
-            true => 0,
-            false => (index as usize).saturating_add(1),
+        let qid = if ptr::eq(set, ctrl.admin_set.get()) {
+            0
+        } else {
+            (index as usize).saturating_add(1)
         };
         let Some(slot) = ctrl.slots.get(qid) else {
             return EINVAL.to_errno();
