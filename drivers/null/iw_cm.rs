@@ -131,7 +131,8 @@ pub(crate) unsafe extern "C" fn connect(
         // SAFETY: `iw_cm` gives valid parameters and a valid id, whose addresses are set.
         let (request, num, from, to) = unsafe {
             let request = Param::copy(param)?;
-            let (from, to) = ((*id).local_addr, (*id).remote_addr);
+            let from = (*id).local_addr;
+            let to = (*id).remote_addr;
             (request, (*param).qpn, Address(from), Address(to))
         };
         let addr = to.get().ok_or(EAFNOSUPPORT)?;

@@ -146,7 +146,8 @@ impl Machine {
         }
         qp.sends += 1;
         qp.unsignaled += 1;
-        let (cq, is_rc) = (qp.config.send_cq, qp.is_rc());
+        let cq = qp.config.send_cq;
+        let is_rc = qp.is_rc();
         let signaled =
             qp.config.signal_all || wr.flags & bindings::ib_send_flags_IB_SEND_SIGNALED != 0;
 

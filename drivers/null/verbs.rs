@@ -128,7 +128,8 @@ unsafe extern "C" fn query_device(
 ) -> c_int {
     // SAFETY: The RDMA core is calling an operation of `dev`.
     let shared = unsafe { Shared::of(dev) };
-    let (guid, vague) = (shared.guid, shared.machine.lock().vague);
+    let guid = shared.guid;
+    let vague = shared.machine.lock().vague;
     let is = bindings::ib_device_attr {
         max_mr_size: u64::from(MAX_PAGES) << 12,
         page_size_cap: 0xffff_f000,

@@ -95,7 +95,8 @@ fn find(tokens: &[TokenTree], c: char) -> Option<usize> {
 
 /// Splits at the commas that are not inside of angle brackets.
 fn split(tokens: &[TokenTree]) -> Vec<Vec<TokenTree>> {
-    let (mut parts, mut rest) = (Vec::new(), tokens);
+    let mut parts = Vec::new();
+    let mut rest = tokens;
     while let Some(comma) = find(rest, ',') {
         parts.push(rest[..comma].to_vec());
         rest = &rest[comma + 1..];
@@ -116,7 +117,8 @@ fn text(tokens: &[TokenTree]) -> String {
 /// Parses the tokens between the struct's name and its fields. Returns what goes where in
 /// `impl<declared> Trait for Name<used> bounds`.
 fn parse_generics(tokens: &[TokenTree]) -> [String; 3] {
-    let (mut all, mut used) = (String::new(), String::new());
+    let mut all = String::new();
+    let mut used = String::new();
     let mut rest = tokens;
     if is_punct(tokens.first(), '<') {
         // The first `>` outside of angle brackets is the one that closes the list.

@@ -103,7 +103,8 @@ struct Plan {
 impl Plan {
     /// Returns request number `turn` of a tag. Half of the values are short.
     fn new(number: u32, index: u16, turn: u32) -> Self {
-        let (value, op) = (turn / 2, if turn % 2 == 0 { PUT } else { GET });
+        let value = turn / 2;
+        let op = if turn % 2 == 0 { PUT } else { GET };
         let key = u64::from(number) << 32 | u64::from(index) << 16 | u64::from(value % KEYS);
         let seed = (number ^ u32::from(index) << 8 ^ value << 16).wrapping_mul(0x9e37_79b1);
         let most = if seed >> 31 == 0 { INLINE } else { MAX_VALUE };

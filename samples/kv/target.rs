@@ -306,7 +306,8 @@ impl Conn {
         lent: Option<Remote>,
         cx: &Sleepable,
     ) -> Result {
-        let (len, grant) = (value.len(), self.grant());
+        let len = value.len();
+        let grant = self.grant();
         let Some(remote) = lent.filter(|_| len > INLINE) else {
             answer.write(&grant, DONE, len, &value)?;
             return self.send(answer, grant);

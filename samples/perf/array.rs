@@ -73,7 +73,8 @@ impl<'a, T: Send + 'static> Arrays<'a, T> {
     ) -> Result<Self> {
         let depth = args.depth as usize;
         let is_pool = args.load == Load::PoolRate;
-        let (qps, mut left) = (&end.qps[..], &end.qps[..]);
+        let qps = &end.qps[..];
+        let mut left = &end.qps[..];
         let count = if is_pool { 1 } else { qps.len() };
         let mut arrays = KVec::with_capacity(count, GFP_KERNEL)?;
         for _ in 0..count {

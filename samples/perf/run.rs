@@ -390,7 +390,8 @@ impl Run {
     /// Polls until the phase is over. It sleeps when it has found nothing for long.
     fn poll(&self, first: &Poller<'_>, second: Option<&Poller<'_>>) -> Result {
         let spins = if nr_cpu_ids() > 1 { SPINS } else { SPINS_ALONE };
-        let (mut idle, mut last) = (0u32, Instant::<Monotonic>::now());
+        let mut idle = 0u32;
+        let mut last = Instant::<Monotonic>::now();
         while !self.over.load(Acquire) {
             let mut polled = first.poll()?;
             if let Some(second) = second {

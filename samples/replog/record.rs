@@ -84,7 +84,9 @@ pub(crate) struct Recovered {
 
 /// Finds the records of a log.
 pub(crate) fn recover(mut log: &[u8]) -> Recovered {
-    let (mut records, mut right, len) = (0u64, true, log.len());
+    let mut records = 0u64;
+    let mut right = true;
+    let len = log.len();
     loop {
         let seq = records.wrapping_add(1);
         let Some((found, rest)) = whole(seq, log) else {

@@ -51,7 +51,8 @@ fn round(client: &ClientRef, count: u64, cx: &Sleepable) -> Result<(u64, Recover
     let addr = SocketAddr::new(ip, 7176);
     let pd = Pd::alloc(&dev, cx)?;
     let log = Log::new(&pd, LOG, cx)?;
-    let (own_pd, own_log) = (pd.clone(), log.clone());
+    let own_pd = pd.clone();
+    let own_log = log.clone();
     let accept =
         move |request: cm::Request<'_>, cx: &Sleepable| own_log.accept(request, &own_pd, cx);
     let listener = cm::Listener::new(client, addr, 8, Arc::new(accept, GFP_KERNEL)?, cx)?;
@@ -69,11 +70,11 @@ impl Client for Replog {
     }
 
     fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
-        let (mut acknowledged, mut recovered, mut bytes) = (0u64, 0u64, 0usize);
-        let (first, rounds) = (
-            u64::from(module_parameters::records.value()),
-            u64::from(module_parameters::rounds.value()),
-        );
+        let mut acknowledged = 0u64;
+        let mut recovered = 0u64;
+        let mut bytes = 0usize;
+        let first = u64::from(module_parameters::records.value());
+        let rounds = u64::from(module_parameters::rounds.value());
         if rounds == 0 {
             pr_err!("rounds=0: 1 or more\n");
             return Err(EINVAL);

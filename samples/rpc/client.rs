@@ -52,7 +52,8 @@ struct InFlight {
 
 impl InFlight {
     fn wait(&self) -> Result<Answer> {
-        let (mut answer, mut left) = (self.answer.lock(), msecs_to_jiffies(ANSWER_MS));
+        let mut answer = self.answer.lock();
+        let mut left = msecs_to_jiffies(ANSWER_MS);
         loop {
             match answer.take() {
                 Some(answer) => return answer,
@@ -117,7 +118,8 @@ impl CqeHandler for Inbox {
             let answer = this.open();
             return this.lent.deliver(answer);
         }
-        let (qp, lent) = (this.qp.clone(), this.lent.clone());
+        let qp = this.qp.clone();
+        let lent = this.lent.clone();
         if let Err(e) = qp.post_send(this, |inbox| {
             Ok(InvWr::new(&inbox.lent.region).done_by::<1>())
         }) {

@@ -76,7 +76,8 @@ pub(crate) struct Answer {
 
 impl Answer {
     pub(crate) fn new(number: u32, sum: u32) -> Self {
-        let (number, sum) = (number.into(), sum.into());
+        let number = number.into();
+        let sum = sum.into();
         Self { number, sum }
     }
 }

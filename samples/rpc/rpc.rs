@@ -93,10 +93,8 @@ impl Client for Rpc {
     }
 
     fn ready(self: Pin<&Self>, client: &ClientRef, cx: &Sleepable) -> Result {
-        let (clients, calls) = (
-            module_parameters::clients.value(),
-            module_parameters::calls.value(),
-        );
+        let clients = module_parameters::clients.value();
+        let calls = module_parameters::calls.value();
         if calls == 0 {
             pr_err!("calls=0: 1 or more\n");
             return Err(EINVAL);

@@ -155,7 +155,8 @@ pub(crate) fn serve(
     let entries = sizes.entries.saturating_add(SLOTS);
     let cq = Cq::<Workqueue>::alloc_any(pd.device(), entries, cx)?;
 
-    let (pd, ulp) = (pd.clone(), client.clone());
+    let pd = pd.clone();
+    let ulp = client.clone();
     let accept = move |request: cm::Request<'_>, cx: &Sleepable| {
         let id = request.into_id(cx)?;
         let qp = InitAttr::on_srq(&pd, &cq, &srq, &sizes.caps)
@@ -249,7 +250,8 @@ fn begin(mut slot: Slot<Request>, wc: &Success<'_>, qp: &ServerQp, cx: &Sleepabl
         // On iWARP, a transfer that has failed has taken them along.
         slot.data = Ctx::alloc(MAX_LEN, cx)?;
     }
-    let (range, data) = (0..call.len(), call.data());
+    let range = 0..call.len();
+    let data = call.data();
     if call.op == GET {
         slot.conclude(&call)?;
         // The data arrive first: the queue keeps its order.

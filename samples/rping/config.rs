@@ -216,10 +216,8 @@ fn parse_addr(page: &[u8]) -> Result<SocketAddr> {
     let Some((ip, scope)) = text.trim().split_once('%') else {
         return Ok(SocketAddr::new(parse(page)?, 0));
     };
-    let (ip, scope) = (
-        ip.parse().map_err(|_| EINVAL)?,
-        scope.parse().map_err(|_| EINVAL)?,
-    );
+    let ip = ip.parse().map_err(|_| EINVAL)?;
+    let scope = scope.parse().map_err(|_| EINVAL)?;
     Ok(SocketAddrV6::new(ip, 0, 0, scope).into())
 }
 
@@ -237,7 +235,8 @@ impl<const ID: u64> AttributeOperations<ID> for Directory {
     type Data = Self;
 
     fn show(Self(instance): &Self, page: &mut [u8; PAGE_SIZE]) -> Result<usize> {
-        let (config, report) = (instance.config(), instance.report());
+        let config = instance.config();
+        let report = instance.report();
         match ID {
             0 => show_addr(page, config.addr),
             1 => show(page, fmt!("{}\n", config.addr.port())),

@@ -82,7 +82,9 @@ pub(crate) fn add(counter: &mut u64, number: u64) {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (pings, bytes, errors) = (self.pings, self.bytes_verified, self.errors);
+        let pings = self.pings;
+        let bytes = self.bytes_verified;
+        let errors = self.errors;
         f.write_fmt(fmt!("pings {pings}\nbytes_verified {bytes}\n"))?;
         f.write_fmt(fmt!("completions {}\nerrors {errors}\n", self.completions))?;
         let rtt = self.nanos.checked_div(pings).unwrap_or(0);

@@ -123,7 +123,8 @@ fn region<D: Direction>(conn: &Arc<Conn>, cx: &Sleepable) -> Result<Arc<Shared<S
 
 /// Connects, and does all pings.
 pub(crate) fn ping(conn: &Arc<Conn>, cx: &Sleepable) -> Result {
-    let (size, count) = (conn.config.size.get(), conn.config.count);
+    let size = conn.config.size.get();
+    let count = conn.config.count;
     let mut ping = Ping::new(conn, size.into(), cx)?;
     let source = region::<ToDevice>(conn, cx)?;
     let sink = region::<FromDevice>(conn, cx)?;

@@ -90,15 +90,19 @@ pub(crate) fn ask(
 ) -> Result {
     let cq = Cq::<Waited>::alloc_any(pd.device(), CAPS.entries(), cx)?;
     let qp = UdQp::create(pd, &cq, &cq, &CAPS, PORT, QKEY, cx)?;
-    let (mut batch, mut receives) = (WcArray::<DEPTH>::new(), 0);
+    let mut batch = WcArray::<DEPTH>::new();
+    let mut receives = 0;
     for number in 0..count {
         while receives < DEPTH {
-            let (cqe, buf) = (Cqe::new(), Buf::alloc(pd, HEADER + LEN, cx)?);
+            let cqe = Cqe::new();
+            let buf = Buf::alloc(pd, HEADER + LEN, cx)?;
             let answer = KBox::pin(Answer { cqe, buf }, GFP_KERNEL)?;
             qp.post_recv(answer, |a| Ok(RecvWr::new([a.buf.whole_mut()])))?;
             receives = receives.saturating_add(1);
         }
-        let (cqe, to, mut buf) = (Cqe::new(), to.clone(), Buf::alloc(pd, LEN, cx)?);
+        let cqe = Cqe::new();
+        let to = to.clone();
+        let mut buf = Buf::alloc(pd, LEN, cx)?;
         buf.cpu().copy_from_slice(&pattern(number));
         let question = KBox::pin(Question { cqe, buf, to }, GFP_KERNEL)?;
         qp.post_send(question, |q| {

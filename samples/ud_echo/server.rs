@@ -147,7 +147,8 @@ impl CqeHandler for Echo {
         };
         let server = this.server.clone();
         let sent = server.qp.post_send(this, |e| {
-            let (sge, to) = (e.buf.sge(HEADER..end)?, e.to.as_ref());
+            let sge = e.buf.sge(HEADER..end)?;
+            let to = e.to.as_ref();
             Ok(UdWr::new([sge], to.ok_or(EINVAL)?, qpn, QKEY).done_by::<1>())
         });
         if let Some(echo) = sent.err().and_then(|refused| refused.owner) {

@@ -40,7 +40,8 @@ pub(super) unsafe extern "C" fn create_srq(
     let create = || -> Result {
         shared.machine.lock().creations.check(Object::Srq)?;
         let is_basic = attr.srq_type == bindings::ib_srq_type_IB_SRQT_BASIC;
-        let (max_wr, max_sge) = (attr.attr.max_wr, attr.attr.max_sge);
+        let max_wr = attr.attr.max_wr;
+        let max_sge = attr.attr.max_sge;
         if !is_basic || max_wr == 0 || max_wr > MAX_WR || max_sge > MAX_SGE {
             return Err(EINVAL);
         }

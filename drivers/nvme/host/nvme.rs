@@ -214,11 +214,14 @@ impl<'a> Options<'a> {
         if addr.is_null() {
             return Err(EINVAL);
         }
-        let (mut ip, mut num, mut scope) = ([0; 16], 0, 0);
+        let mut ip = [0; 16];
+        let mut num = 0;
+        let mut scope = 0;
         // SAFETY: The options are C strings, and stay during the call. There is room for what is
         // returned.
         let is_v6 = unsafe {
-            let (num, scope) = (&raw mut num, &raw mut scope);
+            let num = &raw mut num;
+            let scope = &raw mut scope;
             bindings::nvme_helper_addr(addr, port, ip.as_mut_ptr(), num, scope)
         };
         to_result(is_v6)?;
@@ -234,10 +237,13 @@ impl<'a> Options<'a> {
     pub(crate) fn traddr(&self) -> Result<SocketAddr> {
         // SAFETY: They are options, and do not change.
         unsafe {
-            let (addr, port) = ((*self.0).traddr, (*self.0).trsvcid);
+            let addr = (*self.0).traddr;
+            let port = (*self.0).trsvcid;
             Self::addr(addr, port).inspect_err(|_| {
-                let (addr, port) = (self.text(addr), self.text(port));
-                let (addr, port) = (addr.unwrap_or(""), port.unwrap_or(""));
+                let addr = self.text(addr);
+                let port = self.text(port);
+                let addr = addr.unwrap_or("");
+                let port = port.unwrap_or("");
                 pr_err!("malformed address passed: {addr}:{port}\n");
             })
         }

@@ -353,7 +353,8 @@ impl Exchange for Io {
     fn ended(mut tag: Tag<Self>) {
         let (posted, waiting) = tag.parts();
         let rq = waiting.take_rq(core::mem::replace(&mut posted.data, Data::None));
-        let (completion, is_event) = (waiting.completion.take(), waiting.is_event);
+        let completion = waiting.completion.take();
+        let is_event = waiting.is_event;
         let link = is_event.then(|| tag.connection().clone());
         // blk-mq may give the tag to the next request as soon as this one is ended.
         drop(tag);
@@ -480,7 +481,8 @@ impl RecvHandler for Queue {
 
     fn failed(self: ArcBorrow<'_, Self>, error: WcError) {
         if error.status != Status::WR_FLUSH_ERR {
-            let (qid, status) = (self.qid, error.status);
+            let qid = self.qid;
+            let status = error.status;
             self.link.with_device(|dev| {
                 rdma::dev_info_ratelimited!(dev, "QID {qid}: RECV failed: {status}\n");
             });
@@ -646,7 +648,8 @@ impl Queue {
             len: COMPLETION,
         };
         ring.post(self, cx)?;
-        let (identity, attrs) = (setup.identity(), self.pd.device().attrs());
+        let identity = setup.identity();
+        let attrs = self.pd.device().attrs();
         let (hrqsize, hsqsize, cntlid) = match self.qid {
             0 => (AQ_DEPTH, AQ_DEPTH - 1, 0),
             _ => (queue_size, identity.sqsize, identity.cntlid),
@@ -737,7 +740,8 @@ impl Queue {
         // If there is no connection, the drain flushes the requests.
         let _ = self.id.disconnect(cx);
         if let Err(e) = self.tags.reclaim(&self.qp, cx) {
-            let (qid, qp) = (self.qid, self.qp.num());
+            let qid = self.qid;
+            let qp = self.qp.num();
             self.link
                 .with_device(|dev| dev_err!(dev, "QID {qid}: QP {qp} was not drained: {e:?}\n"));
             self.qp.release_recvs(cx)?;
@@ -1220,7 +1224,8 @@ impl Transport for Rdma {
     }
 
     fn new(opts: &Options<'_>) -> impl PinInit<Self, Error> {
-        let (addr, src_addr) = (opts.traddr(), opts.host_traddr());
+        let addr = opts.traddr();
+        let src_addr = opts.host_traddr();
         try_pin_init!(Self {
             addr: addr?,
             src_addr: src_addr?,
@@ -1230,7 +1235,8 @@ impl Transport for Rdma {
 
     fn create(ctrl: &Controller<Self>, cx: &Sleepable) -> Result<(), Failure> {
         Self::setup_ctrl(ctrl, true, cx)?;
-        let (nqn, host) = (ctrl.opts().subsysnqn(), ctrl.opts().hostnqn());
+        let nqn = ctrl.opts().subsysnqn();
+        let host = ctrl.opts().hostnqn();
         let addr = ctrl.addr;
         dev_info!(
             ctrl.device(),
@@ -1306,7 +1312,8 @@ impl Transport for Rdma {
             Ok(tag) => tag,
             Err(e) => return Err(rq.refuse(queue.reason(e))),
         };
-        let (id, len) = (tag.id(), rq.payload_bytes());
+        let id = tag.id();
+        let len = rq.payload_bytes();
         if let Err(e) = tag.parts().0.write(rq.command(), id) {
             return Err(rq.refuse(queue.reason(e)));
         }

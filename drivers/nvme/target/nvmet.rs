@@ -443,7 +443,10 @@ impl PortConfig {
     ///
     /// The port is valid.
     unsafe fn read(nport: &Arc<Nport>) -> Result<Self> {
-        let (raw, mut ip, mut num, mut scope) = (nport.raw.as_ptr(), [0; 16], 0, 0);
+        let raw = nport.raw.as_ptr();
+        let mut ip = [0; 16];
+        let mut num = 0;
+        let mut scope = 0;
         // SAFETY: The port is valid, as the caller promises, and there is room for what is
         // returned.
         let is_v6 = unsafe {
@@ -857,7 +860,8 @@ impl Request {
     /// Allocates the memory of a command's data (`sgl_alloc`). Fails with `ENOMEM`, or `EINVAL` if
     /// there are none, or the command was not parsed or has data.
     pub(crate) fn alloc_sgls(&mut self, len: u32) -> Result {
-        let (this, mut entries) = (self.dataless()?, 0);
+        let this = self.dataless()?;
+        let mut entries = 0;
         // C would write in front of a list without entries.
         if len == 0 {
             return Err(EINVAL);
@@ -982,7 +986,8 @@ impl Request {
         let (cmd, size) = lend(&mut command.capsule);
         self.came = len.saturating_sub(COMMAND);
         self.command = Some(recv);
-        let (cqe, req) = (lend(&mut self.cqe).0, self.req.get());
+        let cqe = lend(&mut self.cqe).0;
+        let req = self.req.get();
         // SAFETY: By the type invariant a request that nvmet has is reached through `owner` only,
         // so this exclusive borrow is the only access.
         unsafe { ((*req).cmd, (*req).cqe, (*req).port) = (cmd.cast(), cqe.cast(), port.as_ptr()) };

@@ -218,7 +218,8 @@ impl Ndev {
         inline_data_size: usize,
         cx: &Sleepable,
     ) -> Result<Option<(Srq<Command, 2>, u32)>> {
-        let (size, attrs) = (nvmet::srq_size(), pd.device().attrs());
+        let size = nvmet::srq_size();
+        let attrs = pd.device().attrs();
         if size == 0 {
             return Ok(None);
         }
@@ -317,7 +318,8 @@ impl Target {
         );
         config.inline_data_size = Some(inline_data_size);
         config.max_queue_size = Some(max_queue_size);
-        let (nport, addr) = (config.nport.clone(), config.addr);
+        let nport = config.nport.clone();
+        let addr = config.addr;
         let listening = Listening {
             listener: None,
             is_removed: false,
@@ -699,7 +701,8 @@ impl Queue {
         // First, so that there is little to drop where a step fails.
         let queue = UniqueArc::new_uninit(GFP_KERNEL)?;
         let sq = Sq::new(&port.nport, cx)?;
-        let (dev, host_qid) = (pd.device(), req.qid.get());
+        let dev = pd.device();
+        let host_qid = req.qid.get();
         // I/O queues are spread across completion vectors, admin queues are on vector 0.
         let vector = match host_qid {
             0 => 0,
@@ -1238,7 +1241,8 @@ impl Queue {
     /// As [`Queue::execute_command`], with data in the memory of the host.
     #[inline(never)]
     fn execute_keyed(&self, mut response: Taken<Response>, cx: &Sleepable) {
-        let (remote, len) = (response.remote, response.len);
+        let remote = response.remote;
+        let len = response.len;
         if response.data == Data::Out && len as usize <= self.kept_data_size {
             let used = (self.take_kept(cx)).and_then(|buf| response.request.use_kept(buf, len));
             return match used {

@@ -256,7 +256,9 @@ impl Ah {
             return Err(EINVAL);
         }
         let reserved = deferred::Deferred::reserve()?;
-        let (wc, header, port) = (&source.wc, source.header(), source.port);
+        let wc = &source.wc;
+        let header = source.header();
+        let port = source.port;
         // SAFETY: `pd` keeps the PD, whose device has the port, as was just checked, and the header
         // is that of `wc` in a `Source`. The call returns a new handle, or an error.
         unsafe {

@@ -756,7 +756,8 @@ impl Core {
         device.during(Step::Objects, &mut || device.removal.end_all(cx));
         // Not before that: files that the data have go only once no thread waits there.
         device.during(Step::Data, drop_data);
-        let (client, name) = (self.name, inner.name());
+        let client = self.name;
+        let name = inner.name();
         objects::kill_and_wait(&*inner, &fmt!("{client}: removal of {name}"), cx);
     }
 

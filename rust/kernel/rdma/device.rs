@@ -178,7 +178,8 @@ impl hrtimer::HrTimerCallback for Inner {
         this: Pin<&Self>,
         mut cx: hrtimer::HrTimerCallbackContext<'_, Self>,
     ) -> hrtimer::HrTimerRestart {
-        let (client, name) = (this.client().name, this.name());
+        let client = this.client().name;
+        let name = this.name();
         const SECS: u32 = refs::REPORT_MS / 1_000;
         let secs = this.secs.fetch_add(SECS, atomic::Relaxed) + SECS;
         let step = this.step.load(atomic::Relaxed) as usize;
@@ -551,7 +552,8 @@ impl fmt::Display for Event {
 ///         let active = port.query(cx)?.state == PortState::Active;
 ///         let roce = port.has(Protocol::Roce);
 ///         if let (true, true, Some(netdev)) = (active, roce, port.netdev(cx)) {
-///             let (num, gid) = (port.num(), port.gid(0)?.ok_or(ENOENT)?);
+///             let num = port.num();
+///             let gid = port.gid(0)?.ok_or(ENOENT)?;
 ///             pr_info!("{num}: {gid} of {} ({})\n", netdev.name(), netdev.index());
 ///             pr_info!("{num}: P_Key 0xffff at {}\n", port.find_pkey(0xffff)?);
 ///         }
@@ -862,7 +864,8 @@ impl GidAttr {
         // C's for no VLAN.
         const NO_VLAN: u16 = 0xffff;
 
-        let (mut vlan, mut mac) = (NO_VLAN, [0; 6]);
+        let mut vlan = NO_VLAN;
+        let mut mac = [0; 6];
         // SAFETY: `raw` is an entry by the type invariant; a MAC address has six bytes.
         to_result(unsafe {
             bindings::rdma_helper_gid_l2(self.raw.as_ptr(), &raw mut vlan, mac.as_mut_ptr())

@@ -206,7 +206,8 @@ impl Pieces {
         let left = self.left.checked_sub(1).ok_or(ENOSPC)?;
         if self.piece.len().saturating_sub(self.used) < self.len {
             // INVARIANT: No byte of the new piece is part of a buffer.
-            let (len, stride) = (self.len, self.stride);
+            let len = self.len;
+            let stride = self.stride;
             self.piece = Self::alloc(&self.piece.pd, self.left, len, stride, self.dir)?;
             self.used = 0;
         }
@@ -478,7 +479,8 @@ impl Contiguous {
 
 impl Drop for Contiguous {
     fn drop(&mut self) {
-        let (start, len) = (self.start.as_ptr(), self.len);
+        let start = self.start.as_ptr();
+        let len = self.len;
         // SAFETY: By the type invariant these are pages of `alloc_pages_exact` or the parts of a
         // vector, by their length, and nothing else owns them.
         unsafe {
@@ -531,7 +533,8 @@ impl Mapped {
             return Err(EINVAL);
         }
         let memory = Contiguous::zeroed(len)?;
-        let (dev, mut addr) = (pd.device().as_raw(), 0);
+        let dev = pd.device().as_raw();
+        let mut addr = 0;
         // SAFETY: The memory is valid for `len` bytes, which are physically contiguous, and the
         // device is registered while `pd` lives.
         to_result(unsafe {
@@ -577,7 +580,8 @@ impl Mapped {
     #[inline]
     fn sync_for_cpu(&self) {
         if self.dir != VIRT {
-            let (dev, len) = (self.pd.device().as_raw(), self.len());
+            let dev = self.pd.device().as_raw();
+            let len = self.len();
             // SAFETY: By the type invariant the memory is mapped for the device in this direction.
             unsafe { bindings::rdma_helper_dma_sync_for_cpu(dev, self.addr, len, self.dir) };
         }
@@ -588,10 +592,8 @@ impl Mapped {
     #[inline]
     fn sync_for_device(&self, offset: usize, len: usize) {
         if self.dir != VIRT {
-            let (dev, addr) = (
-                self.pd.device().as_raw(),
-                self.addr.wrapping_add(offset as u64),
-            );
+            let dev = self.pd.device().as_raw();
+            let addr = self.addr.wrapping_add(offset as u64);
             // SAFETY: By the type invariant the memory is mapped for the device in this direction.
             unsafe { bindings::rdma_helper_dma_sync_for_device(dev, addr, len, self.dir) };
         }
@@ -608,7 +610,8 @@ impl Mapped {
 
     /// Copies bytes out while the device may be writing them.
     pub(crate) fn copy_out(&self, offset: usize, to: &mut [u8]) -> Result {
-        let (from, len) = (self.bytes(offset, to.len())?, to.len());
+        let from = self.bytes(offset, to.len())?;
+        let len = to.len();
         self.sync_for_cpu();
         // SAFETY: The range is inside of the memory. The copy is C's, so bytes that the device
         // changes meanwhile are torn at worst.
@@ -618,7 +621,8 @@ impl Mapped {
 
     /// Copies bytes in while the device may be reading them.
     pub(crate) fn copy_in(&self, offset: usize, from: &[u8]) -> Result {
-        let (to, len) = (self.bytes(offset, from.len())?, from.len());
+        let to = self.bytes(offset, from.len())?;
+        let len = from.len();
         // SAFETY: The range is inside of the memory. The copy is C's, so bytes that the device
         // reads meanwhile are torn at worst.
         unsafe { bindings::rdma_helper_memcpy(to, from.as_ptr().cast(), len) };
@@ -656,7 +660,8 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         if self.piece.is_none() {
-            let (dev, len) = (self.pd.device().as_raw(), self.len());
+            let dev = self.pd.device().as_raw();
+            let len = self.len();
             // SAFETY: By the type invariant the memory is mapped at `addr` for this device in this
             // direction, which a software device does not look at. A request borrows the memory
             // from its owner, so none uses it.

@@ -136,7 +136,8 @@ impl<'a> Path<'a> {
             device::GidType::RoceV2 => bindings::sa_path_rec_type_SA_PATH_REC_TYPE_ROCE_V2,
             _ => return Err(EPROTONOSUPPORT),
         };
-        let (dev, port) = (from.device(), from.port_num());
+        let dev = from.device();
+        let port = from.port_num();
         let mtu = dev.port(port).ok_or(ENODEV)?.query(cx)?.active_mtu;
         let source = ah::Source::synthetic(from, to)?;
         let mut attr = bindings::rdma_ah_attr::default();
@@ -327,7 +328,8 @@ fn connect(
         let id = |context, _| create(device, on_event, context);
         Connection::new(device, path.from.port_num(), handler, &id)
     }?;
-    let (conn, id) = (connection.state.conn.clone(), connection.state.id);
+    let conn = connection.state.conn.clone();
+    let id = connection.state.id;
     let answered = bindings::ib_cm_event_type_IB_CM_REP_RECEIVED;
     let connect = || {
         let ask = || send_req(id, qp, path, service_id, param);
@@ -731,7 +733,8 @@ impl Request<'_> {
         if *qp.pd.device() != *self.device {
             return Err(EINVAL);
         }
-        let (timer, timeout_ms) = (param.min_rnr_timer, param.timeout_ms);
+        let timer = param.min_rnr_timer;
+        let timeout_ms = param.timeout_ms;
         let param = param.to_raw()?;
         let mut rep = bindings::ib_cm_rep_param {
             qp_num: qp.num(),

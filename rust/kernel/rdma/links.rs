@@ -143,7 +143,8 @@ impl<T: Linked + ?Sized> List<T> {
         // list only, which is borrowed exclusively.
         unsafe {
             let links = &mut *object.links().0.get();
-            let (prev, next) = (links.prev.take(), links.next.take());
+            let prev = links.prev.take();
+            let next = links.next.take();
             match prev {
                 Some(prev) => (*prev.as_ref().links().0.get()).next = next,
                 None => self.first = next,

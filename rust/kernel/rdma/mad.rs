@@ -472,7 +472,8 @@ impl Agent {
             ..Default::default()
         };
         for method in methods {
-            let (word, bit) = (method.0 as usize / BITS, method.0 as usize % BITS);
+            let word = method.0 as usize / BITS;
+            let bit = method.0 as usize % BITS;
             // The method of a reply is in no word.
             *request.method_mask.get_mut(word).ok_or(EINVAL)? |= 1 << bit;
         }

@@ -190,12 +190,15 @@ impl fmt::Display for Object {
         self.summary.write(self.count.load(atomic::Relaxed), f)?;
         let qp = self.qp.iter().find(|qp| !qp.is_null());
         if let Some(posted) = qp.and_then(|qp| debug::of_qp(*qp)) {
-            let (count, owner) = (posted.count, posted.owner);
+            let count = posted.count;
+            let owner = posted.owner;
             let ago = posted.since.elapsed().as_millis() / 1_000;
             f.write_fmt(fmt!(", {count} posted, the first a {owner}, {ago} s ago"))?;
         }
         if let Some(undrained) = undrained {
-            let (count, first, ago) = (undrained.count, undrained.first, now() - undrained.since);
+            let count = undrained.count;
+            let first = undrained.first;
+            let ago = now() - undrained.since;
             f.write_fmt(fmt!(
                 ", {count} kept until it is drained, the first a {first}, {ago} s ago"
             ))?;

@@ -39,7 +39,8 @@ impl RefCount {
     /// Adds a reference, unless the count was killed. Returns whether it did. No ordering is
     /// needed, as in `refcount_inc_not_zero()`.
     pub(crate) fn try_get(&self) -> bool {
-        let (add, relaxed) = (|n| (n & DEAD == 0).then_some(n + 1), Ordering::Relaxed);
+        let add = |n| (n & DEAD == 0).then_some(n + 1);
+        let relaxed = Ordering::Relaxed;
         self.0.fetch_update(relaxed, relaxed, add).is_ok()
     }
 

@@ -68,7 +68,8 @@ impl TimeoutFlush {
 /// or no agent number. It does not wait for the port's CQ, whose handler calls the send handlers of
 /// messages that were not sent: see the limits in Documentation/safety.rst.
 fn flush(device: &Device, port: u32, _cx: &Sleepable) {
-    let (gsi, no_request) = (bindings::ib_qp_type_IB_QPT_GSI, ptr::null_mut());
+    let gsi = bindings::ib_qp_type_IB_QPT_GSI;
+    let no_request = ptr::null_mut();
     let agent = loop {
         // SAFETY: The device is registered by the invariant of `device::Inner`. The MAD layer
         // passes nothing to an agent without a receive handler (`find_mad_agent()` in core/mad.c),

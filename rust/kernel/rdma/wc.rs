@@ -268,7 +268,8 @@ pub(crate) fn unlikely() {}
 /// fn log(wc: &Wc) {
 ///     match wc.result() {
 ///         Ok(wc) => {
-///             let (imm, rkey) = (wc.imm_data(), wc.invalidated_rkey());
+///             let imm = wc.imm_data();
+///             let rkey = wc.invalidated_rkey();
 ///             pr_info!("{} bytes, {imm:?}, invalidated {rkey:?}\n", wc.byte_len());
 ///         }
 ///         Err(e) => pr_err!("{} ({}), {:#x}\n", e.status, e.status.as_raw(), e.vendor_err),

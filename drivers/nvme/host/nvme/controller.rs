@@ -694,7 +694,8 @@ impl<T: Transport> Controller<T> {
         // keeps until it has ended. Work items run where they may sleep.
         unsafe {
             let raw = kernel::container_of!(work, bindings::nvme_ctrl, reset_work);
-            let (this, cx) = (Self::from_raw(raw), Sleepable::assume());
+            let this = Self::from_raw(raw);
+            let cx = Sleepable::assume();
             // One that is being created is set up by who does that, and has the lock from before it
             // is live until it is started.
             drop(this.setup(&cx));

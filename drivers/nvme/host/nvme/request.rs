@@ -125,7 +125,8 @@ impl Rq {
         // SAFETY: By the type invariant the request and its data are valid, and only this uses the
         // table, which was freed when the last `Payload` was dropped.
         let mapped = unsafe {
-            let (table, first) = (&raw mut (*pdu).table, (&raw mut (*pdu).first).cast());
+            let table = &raw mut (*pdu).table;
+            let first = (&raw mut (*pdu).first).cast();
             bindings::nvme_helper_map_data(self.raw(), table, first)
         };
         let Ok(entries) = u32::try_from(mapped) else {
@@ -255,7 +256,8 @@ impl Drop for Payload {
 unsafe impl SgOwner<OneWay> for Payload {
     #[inline]
     fn sgl(&mut self) -> Sgl<OneWay> {
-        let (pdu, entries) = (self.0.pdu(), self.entries());
+        let pdu = self.0.pdu();
+        let entries = self.entries();
         // SAFETY: By the type invariant the table was allocated.
         let first = unsafe { (*pdu).table.sgl };
         if self.0.is_write() {

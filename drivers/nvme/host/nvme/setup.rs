@@ -189,7 +189,8 @@ impl<'a, T: Transport> Setup<'a, T> {
     /// `ENODEV` if the controller is being deleted.
     pub(crate) fn alloc_admin_tag_set(&mut self, _cx: &Sleepable) -> Result {
         self.may_alloc(self.sets.admin)?;
-        let (ops, size) = (&Self::ADMIN_OPS, size_of::<Pdu>() as u32);
+        let ops = &Self::ADMIN_OPS;
+        let size = size_of::<Pdu>() as u32;
         // SAFETY: The controller and the place of the set are valid, and the set is not allocated.
         // The operations are static, and those of this type.
         to_result(unsafe {
@@ -205,7 +206,8 @@ impl<'a, T: Transport> Setup<'a, T> {
     /// `ENODEV` if the controller is being deleted.
     pub(crate) fn alloc_io_tag_set(&mut self, polls: bool, _cx: &Sleepable) -> Result {
         self.may_alloc(self.sets.io)?;
-        let (ops, size) = (&Self::IO_OPS, size_of::<Pdu>() as u32);
+        let ops = &Self::IO_OPS;
+        let size = size_of::<Pdu>() as u32;
         let maps = if polls { TYPES as u32 } else { 2 };
         // SAFETY: The controller is initialised and has no such set, as just checked; the
         // operations are those of `T`, and static.
@@ -585,7 +587,8 @@ impl<'a, T: Transport> Setup<'a, T> {
             let Some(queue) = Self::slot(hctx).get() else {
                 return Self::no_queue(hctx, rq);
             };
-            let (ctrl, ns) = ((*pdu(rq)).req.ctrl, (*(*hctx).queue).queuedata);
+            let ctrl = (*pdu(rq)).req.ctrl;
+            let ns = (*(*hctx).queue).queuedata;
             match bindings::nvme_helper_begin_request(ctrl, ns.cast(), rq, T::is_live(&queue)) {
                 BEGUN => (rq, queue),
                 NOT_READY => return bindings::nvme_helper_fail_nonready_command(rq),

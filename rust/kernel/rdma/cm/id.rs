@@ -253,7 +253,8 @@ impl Id {
         let raw = self.qp_param(param)?;
         let conn = &self.state.conn;
         let established = bindings::rdma_cm_event_type_RDMA_CM_EVENT_ESTABLISHED;
-        let (mut installed, mut asked) = (false, false);
+        let mut installed = false;
+        let mut asked = false;
         let connect = || {
             conn.set_handler(&handler)?;
             installed = true;
@@ -298,7 +299,8 @@ impl Id {
         _cx: &Sleepable,
     ) -> Result {
         self.state.client.module().check_handler(&handler)?;
-        let (raw, timer) = (self.qp_param(param)?, param.min_rnr_timer);
+        let raw = self.qp_param(param)?;
+        let timer = param.min_rnr_timer;
         let conn = &self.state.conn;
         let locked = InCallback::has_locked(self.state.as_raw());
         if !locked && InCallback::is_current() {
@@ -330,7 +332,8 @@ impl Id {
         if private_data.len() > cm::REJ_LEN {
             return Err(EINVAL);
         }
-        let (data, len) = (private_data.as_ptr().cast(), private_data.len().try_into()?);
+        let data = private_data.as_ptr().cast();
+        let len = private_data.len().try_into()?;
         let reason = cm::RejectReason::CONSUMER_DEFINED.0.try_into()?;
         self.state.conn.begin_answer(None)?;
         // SAFETY: The id is alive by the invariant of `RawId`, and the data are copied by the call.
@@ -416,7 +419,8 @@ impl Id {
         mut param: bindings::rdma_conn_param,
         timer: RnrTimer,
     ) -> Result {
-        let (_qp, timer) = (self.state.conn.data.qp.lock(), timer.as_raw());
+        let _qp = self.state.conn.data.qp.lock();
+        let timer = timer.as_raw();
         // SAFETY: The id is alive by the invariant of `RawId`, and of a reliable service, as all
         // are. The call locks what it changes.
         to_result(unsafe { bindings::rdma_set_min_rnr_timer(self.state.as_raw(), timer) })?;
@@ -483,7 +487,8 @@ impl AsyncConnect {
 
     /// Asks the peer, in the callback of the id.
     fn ask(&self, param: &cm::ConnParam<'_>) -> Result {
-        let (raw, timer) = (self.id.qp_param(param)?, param.min_rnr_timer);
+        let raw = self.id.qp_param(param)?;
+        let timer = param.min_rnr_timer;
         let conn = &self.id.state.conn;
         // SAFETY: The id is locked in its callback. The private data are the caller's.
         let ask = || unsafe { (self.id).call_with_qp(bindings::rdma_connect_locked, raw, timer) };
@@ -783,7 +788,9 @@ impl OwnedId {
     /// Begins to find the device and the path to an address (`rdma_resolve_addr`).
     fn resolve_addr(&self, dst: SocketAddr, timeout_ms: u32) -> Result {
         let mut dst = cm::SockAddr::from(dst);
-        let (src, dst, timeout) = (ptr::null_mut(), dst.as_mut_ptr(), timeout_ms.try_into()?);
+        let src = ptr::null_mut();
+        let dst = dst.as_mut_ptr();
+        let timeout = timeout_ms.try_into()?;
         // SAFETY: The id is alive by the invariant of `RawId`. The call copies the address.
         to_result(unsafe { bindings::rdma_resolve_addr(self.as_raw(), src, dst, timeout) })
     }
@@ -899,7 +906,8 @@ impl deferred::Teardown for OwnedId {
             // only now, C's own memory is at stake: see Documentation/safety.rst.
             unsafe { RdmaCm::destroy(self.as_raw()) };
         };
-        let (device, pending) = (self.device.as_ref(), self.pending.as_ref());
+        let device = self.device.as_ref();
+        let pending = self.pending.as_ref();
         self.conn.teardown(device, pending, destroy, cx);
         Ok(())
     }

@@ -62,7 +62,8 @@ impl<const N: usize> WcArray<N> {
     /// # use rdma::{context::*, cq::{WcArray, Cq}};
     /// /// Counts the requests that have failed.
     /// fn failures(cq: &Cq<Direct>) -> Result<usize> {
-    ///     let (mut array, mut failures) = (WcArray::<16>::new(), 0);
+    ///     let mut array = WcArray::<16>::new();
+    ///     let mut failures = 0;
     ///     while cq.poll(&mut array)? != 0 {
     ///         failures += array.completions().filter(|c| c.result().is_err()).count();
     ///     }

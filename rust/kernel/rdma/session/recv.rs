@@ -135,7 +135,8 @@ impl RecvRing<'_> {
     /// `ENOMEM`, `EINVAL` for a length of zero, or `EIO`, and nothing is posted; or as
     /// [`Qp::post_recv`]: what was posted before stays so until the QP is drained.
     pub fn post<T: RecvHandler>(&self, conn: &Arc<T>, cx: &Sleepable) -> Result {
-        let (qp, withheld) = (conn.qp(), Arc::new(AtomicU32::new(self.count), GFP_KERNEL)?);
+        let qp = conn.qp();
+        let withheld = Arc::new(AtomicU32::new(self.count), GFP_KERNEL)?;
         let mut table = Table {
             recvs: KVVec::with_capacity(self.count as usize, GFP_KERNEL | __GFP_NOWARN)?,
             withheld: withheld.clone(),
@@ -555,7 +556,8 @@ impl<T: RecvHandler> Kept<T> {
     /// Returns the connection, and the bytes that were received.
     #[inline]
     pub fn open(&mut self) -> (&Arc<T>, RecvBytes<'_>) {
-        let (recv, len) = (self.recv.0.as_ptr(), self.len);
+        let recv = self.recv.0.as_ptr();
+        let len = self.len;
         // Before the buffer is borrowed exclusively, as this borrows all of the receive.
         let conn = self.recv.conn();
         // SAFETY: By the invariant of `RecvRef` the receive is valid, and this, which is borrowed
@@ -572,7 +574,8 @@ impl<T: RecvHandler> Drop for Kept<T> {
         // The receive takes its reference along, and may have completed before the call returns.
         //
         // SAFETY: By the invariant of `RecvRef` the receive has not ended.
-        let (qp, withheld) = (unsafe { recv.qp() }.clone(), Arc::as_ptr(&recv.withheld));
+        let qp = unsafe { recv.qp() }.clone();
+        let withheld = Arc::as_ptr(&recv.withheld);
         qp.post_recv(recv, Recv::wr).unwrap_or_else(refused);
         // SAFETY: `qp` keeps the QP, and that keeps the table until it is destroyed. The table has
         // a reference to the count.

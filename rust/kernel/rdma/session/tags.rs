@@ -724,7 +724,8 @@ impl<X: Exchange> Tag<X> {
 impl<X: Exchange> Drop for Tag<X> {
     #[inline]
     fn drop(&mut self) {
-        let (slot, bit) = (self.0, self.0.bit);
+        let slot = self.0;
+        let bit = self.0.bit;
         // SAFETY: By the invariant of `Slot` this is the tag's word, which is valid, as the tag is
         // held.
         let word = unsafe { slot.word.as_ref() };
@@ -908,7 +909,8 @@ impl<X: Exchange> Tags<X> {
             }
         }
         // INVARIANT: Both are counted.
-        let (this, keeper) = (Self(Handle(table)), Keeper(Handle(table)));
+        let this = Self(Handle(table));
+        let keeper = Keeper(Handle(table));
         qp.keep_table(keeper, cx)?;
         Ok(this)
     }

@@ -79,7 +79,8 @@ impl Header {
             let tags = count.saturating_sub(first).min(TAGS);
             words.push(BitmapWord::new(tags), GFP_KERNEL)?;
         }
-        let (qp_id, names_first) = (qp.target.qp_id, qp.names_first());
+        let qp_id = qp.target.qp_id;
+        let names_first = qp.names_first();
         Ok(pin_init!(Self {
             poller,
             qp: qp_id,
@@ -116,7 +117,8 @@ impl Header {
     }
 
     pub(super) fn close(&self, error: Error) {
-        let (errno, relaxed) = (error.to_errno(), Ordering::Relaxed);
+        let errno = error.to_errno();
+        let relaxed = Ordering::Relaxed;
         let closed = (self.closed).compare_exchange(0, errno, relaxed, relaxed);
         if closed.is_ok() {
             // A thread that has not seen this is counted when the lock is free.

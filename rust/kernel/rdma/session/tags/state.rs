@@ -184,7 +184,8 @@ impl State {
         if now & OUT == 0 || now & (SEND | HANDLING) & !strays != 0 {
             return false;
         }
-        let (acq_rel, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
+        let acq_rel = Ordering::AcqRel;
+        let relaxed = Ordering::Relaxed;
         // INVARIANT: No half is out. Of several threads that sweep one has it.
         let taken = self.now.compare_exchange(now, next(now), acq_rel, relaxed);
         if taken.is_ok() {
