@@ -3,7 +3,7 @@
 //! The room of a send queue: no more places are taken than there are; whoever waits is resumed, in
 //! the order in which all came, or goes back when the room is closed, once; and nobody stays.
 
-use crate::room_state::{Line, Places, Queue, TakeError};
+use crate::room_state::{Line, Places, TakeError, Waiters};
 use loom::{
     sync::{
         atomic::{AtomicU32, Ordering},
@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 #[derive(Default)]
 struct Owners(VecDeque<(u32, u32)>);
 
-impl Queue for Owners {
+impl Waiters for Owners {
     type Owner = u32;
 
     fn first(&self) -> Option<u32> {

@@ -436,7 +436,7 @@ impl ClientRef {
     }
 
     /// Returns an object of the client, with a reference, which is yet to be listed.
-    pub(crate) fn object(&self, kind: refs::Kind) -> Object {
+    pub(crate) fn object(&self, kind: refs::ObjectKind) -> Object {
         Object::new(self.0.get(kind))
     }
 
@@ -609,7 +609,7 @@ impl ClientRef {
 
 impl Clone for ClientRef {
     fn clone(&self) -> Self {
-        Self(self.0.get(refs::Kind::Client))
+        Self(self.0.get(refs::ObjectKind::Client))
     }
 }
 
@@ -777,7 +777,7 @@ impl Core {
     fn handle(&self) -> Result<ClientRef> {
         // SAFETY: `self` is pinned by `Core::new`, and is not dropped before `end` has killed the
         // refs and waited for them.
-        unsafe { refs::Ref::try_get(NonNull::from(self), refs::Kind::Client) }.map(ClientRef)
+        unsafe { refs::Ref::try_get(NonNull::from(self), refs::ObjectKind::Client) }.map(ClientRef)
     }
 }
 

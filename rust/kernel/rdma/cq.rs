@@ -329,7 +329,7 @@ fn create(mut attr: InitAttr<'_>, _cx: &Sleepable) -> Result<Shared> {
     let kind = attr.kind;
     let waiting = (kind == Kind::Created).then(Waiting::new).transpose()?;
     let dev = attr.dev;
-    let mut object = dev.object(crate::refs::Kind::Cq);
+    let mut object = dev.object(crate::refs::ObjectKind::Cq);
     let raw = attr.create_raw()?;
     // SAFETY: The CQ was just made or taken; its size and its number do not change.
     let (cqe, num) = unsafe { ((*raw.as_ptr()).cqe, (*raw.as_ptr()).res.id) };

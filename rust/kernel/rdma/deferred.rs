@@ -78,14 +78,14 @@ impl Drop for Workqueue {
     }
 }
 
-/// The workqueue of [`Queue`].
+/// The workqueue of [`CoreWorkqueue`].
 static QUEUE: Published<workqueue::Queue> = Published::new();
 
 /// The workqueue of the core module: of messages of the connection managers, of connections that
 /// are given up, and of MAD agents whose device goes.
-pub(crate) struct Queue(#[expect(dead_code)] Workqueue);
+pub(crate) struct CoreWorkqueue(#[expect(dead_code)] Workqueue);
 
-impl Queue {
+impl CoreWorkqueue {
     pub(crate) fn new() -> Result<Self> {
         let workqueue = Workqueue::new(c"rdma_rs")?;
         // SAFETY: The workqueue is the core module's, and is destroyed when that is unloaded.
@@ -133,7 +133,8 @@ pub(crate) trait Teardown: Sized + Send + Sync + 'static {
     /// Returns the workqueue that tears the value down. A value that has a reference to a device
     /// or a client may return the workqueue of that.
     fn queue(&self) -> &workqueue::Queue {
-        self.object().map_or_else(|| Queue::get(), Object::queue)
+        self.object()
+            .map_or_else(|| CoreWorkqueue::get(), Object::queue)
     }
 
     /// Returns the batch that the value is torn down with, for a type of which there may be

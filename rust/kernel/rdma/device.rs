@@ -220,7 +220,7 @@ impl Device {
     /// `inner` stays valid until its refs are killed and empty.
     pub(crate) unsafe fn new(inner: NonNull<Inner>) -> Result<Self> {
         // SAFETY: The caller promises that `inner` stays valid until its refs are killed and empty.
-        unsafe { refs::Ref::try_get(inner, refs::Kind::Device) }.map(Self)
+        unsafe { refs::Ref::try_get(inner, refs::ObjectKind::Device) }.map(Self)
     }
 
     pub(crate) fn inner(&self) -> &Inner {
@@ -228,12 +228,12 @@ impl Device {
     }
 
     /// Takes a reference for an object that is not listed.
-    pub(crate) fn get(&self, kind: refs::Kind) -> refs::Ref<Inner> {
+    pub(crate) fn get(&self, kind: refs::ObjectKind) -> refs::Ref<Inner> {
         self.0.get(kind)
     }
 
     /// Returns an object of the device, with a reference, which is yet to be listed.
-    pub(crate) fn object(&self, kind: refs::Kind) -> objects::Object {
+    pub(crate) fn object(&self, kind: refs::ObjectKind) -> objects::Object {
         objects::Object::new(self.get(kind))
     }
 
@@ -371,7 +371,7 @@ impl Device {
 
 impl Clone for Device {
     fn clone(&self) -> Self {
-        Self(self.get(refs::Kind::Device))
+        Self(self.get(refs::ObjectKind::Device))
     }
 }
 

@@ -242,7 +242,7 @@ impl Connection {
         conn.set_handler(&handler)?;
         let pending = cm::Pending::new(conn.clone())?;
         let reserved = deferred::Deferred::reserve()?;
-        let mut object = device.object(refs::Kind::Id);
+        let mut object = device.object(refs::ObjectKind::Id);
         object.summary = objects::Summary::Connection(conn.clone());
         let id = id(Arc::as_ptr(&conn).cast_mut().cast(), pending.clone())?;
         conn.set_id(Some(id));
@@ -634,7 +634,7 @@ impl Listener {
         }
         device.client().module.check_handler(&accept)?;
         let reserved = deferred::Deferred::reserve()?;
-        let mut object = device.object(refs::Kind::Id);
+        let mut object = device.object(refs::ObjectKind::Id);
         object.summary = objects::Summary::Listener;
         let listening = Arc::pin_init(
             pin_init!(Listening {

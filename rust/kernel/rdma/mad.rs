@@ -247,7 +247,7 @@ impl Peer {
         _cx: &Sleepable,
     ) -> Result<Self> {
         let reserved = deferred::Deferred::reserve()?;
-        let reference = agent.device().get(refs::Kind::Ah);
+        let reference = agent.device().get(refs::ObjectKind::Ah);
         let _registered = agent.get()?;
         // SAFETY: The agent is registered while there is the reference, so it has a QP with a PD,
         // which stay until the device is removed. The caller promises that the header is that of
@@ -405,7 +405,7 @@ impl removal::OnRemoval for Registered {
         self.queue.close(ENODEV);
         self.queue.clear();
         // The MAD layer ends the waits for replies when the agent is unregistered.
-        let _ = deferred::Queue::get().enqueue(self);
+        let _ = deferred::CoreWorkqueue::get().enqueue(self);
     }
 
     fn removed(&self, cx: &Sleepable) {
@@ -482,7 +482,7 @@ impl Agent {
             _ => &raw mut request,
         };
         let reserved = deferred::Deferred::reserve()?;
-        let object = dev.object(refs::Kind::Mad);
+        let object = dev.object(refs::ObjectKind::Mad);
         let init = try_pin_init!(&this in Registered {
             queue <- MadQueue::new(backlog)?,
             refs <- refs::Refs::new(),
@@ -540,7 +540,7 @@ impl Agent {
         let registered = NonNull::from(&**self.state);
         // SAFETY: The registration is ended before it is dropped, by the teardown of the agent, and
         // that waits for references.
-        unsafe { refs::Ref::try_get(registered, refs::Kind::Mad) }.map_err(|e| self.reason(e))
+        unsafe { refs::Ref::try_get(registered, refs::ObjectKind::Mad) }.map_err(|e| self.reason(e))
     }
 
     /// Returns the reason for which the agent was ended, or `error` if it was not.

@@ -337,7 +337,7 @@ impl Mr {
             return Err(EINVAL);
         }
         let reserved = deferred::Deferred::reserve()?;
-        let mut object = dev.object(crate::refs::Kind::Mr);
+        let mut object = dev.object(crate::refs::ObjectKind::Mr);
         // SAFETY: There is a reference to the PD, and the number of pages is in range.
         let mr = from_err_ptr(unsafe {
             bindings::ib_alloc_mr(pd.as_raw(), bindings::ib_mr_type_IB_MR_TYPE_MEM_REG, pages)

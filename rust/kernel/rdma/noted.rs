@@ -229,7 +229,7 @@ macro_rules! post {
         ///
         /// # Safety
         ///
-        /// As [`trace::Queue::post`](crate::trace::Queue::post).
+        /// As [`trace::PostVerb::post`](crate::trace::PostVerb::post).
         pub(crate) unsafe fn $post(
             qp: *mut bindings::ib_qp,
             first: *const bindings::$wr,

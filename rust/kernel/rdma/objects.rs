@@ -47,7 +47,7 @@ kernel::sync::global_lock! {
 
 /// The other end of an object. A port is 0 if it is not known.
 #[derive(Clone, Copy)]
-pub(crate) enum Peer {
+pub(crate) enum PeerAddr {
     Unknown,
     /// The object listens on this address.
     On(IpAddr, u16),
@@ -57,7 +57,7 @@ pub(crate) enum Peer {
     ToQp(u32, Option<IpAddr>),
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for PeerAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Unknown => Ok(()),
@@ -138,7 +138,7 @@ pub(crate) struct Undrained {
 }
 
 struct Details {
-    peer: Peer,
+    peer: PeerAddr,
     undrained: Option<KBox<Undrained>>,
 }
 
@@ -219,7 +219,7 @@ impl Object {
             count: atomic::Atomic::new(0),
             since: now(),
             details: GlobalLockedBy::new(Details {
-                peer: Peer::Unknown,
+                peer: PeerAddr::Unknown,
                 undrained: None,
             }),
             _pin: PhantomPinned,
@@ -244,11 +244,11 @@ impl Object {
         self.qp.fill(qp);
     }
 
-    pub(crate) fn set_peer(&self, peer: Peer) {
+    pub(crate) fn set_peer(&self, peer: PeerAddr) {
         self.details.as_mut(&mut DETAILS.lock()).peer = peer;
     }
 
-    pub(crate) fn peer(&self) -> Peer {
+    pub(crate) fn peer(&self) -> PeerAddr {
         self.details.as_ref(&DETAILS.lock()).peer
     }
 

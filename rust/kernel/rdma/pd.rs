@@ -12,7 +12,7 @@ use crate::{
     device::Device,
     objects::Object,
     prelude::internal::*,
-    refs::Kind, //
+    refs::ObjectKind, //
 };
 
 /// # Invariants
@@ -57,7 +57,7 @@ impl Pd {
     /// Allocates a protection domain (`ib_alloc_pd`). Fails with `ENOMEM`, or the driver's error.
     pub fn alloc(dev: &Device, _cx: &Sleepable) -> Result<Self> {
         let reserved = deferred::Deferred::reserve()?;
-        let mut object = dev.object(Kind::Pd);
+        let mut object = dev.object(ObjectKind::Pd);
         // SAFETY: The device is registered while `dev` lives, and the client's name lives longer
         // than the PD.
         let raw = from_err_ptr(unsafe {

@@ -506,7 +506,7 @@ impl Rest {
         let mut attr = init.to_raw()?;
         let state = id.is_none().then_some(State::Reset);
         let draining = drain::Draining::new(send_cq.is_shared() || recv_cq.is_shared())?;
-        let mut object = dev.object(crate::refs::Kind::Qp);
+        let mut object = dev.object(crate::refs::ObjectKind::Qp);
         Ok(try_pin_init!(Self {
             context <- QpPriv::new(
                 init.events.map(|(events, _)| events),
@@ -917,7 +917,7 @@ fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable) -> Result<
             refuse_recv
         } else {
             // SAFETY: The QP was just created, and is destroyed by the end of `Inner`.
-            unsafe { trace::Queue::op(raw.as_ptr()) }
+            unsafe { trace::PostVerb::op(raw.as_ptr()) }
         },
         // SAFETY: The QP was created for this PD and this CQ. `rest` keeps them and the lock until
         // the end of `Inner` has destroyed the QP, when there is no handle of it.

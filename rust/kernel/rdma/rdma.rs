@@ -126,7 +126,7 @@ crate::build_info!();
 
 struct Module {
     // Dropped first: its work items use all others.
-    _queue: deferred::Queue,
+    _queue: deferred::CoreWorkqueue,
     _objects: objects::File<objects::AllObjects>,
     _ratelimited: objects::File<ratelimit::NotPrinted>,
     _debug: Option<Pin<KBox<debug::Table>>>,
@@ -146,7 +146,7 @@ impl kernel::Module for Module {
         Ok(Self {
             _objects: objects,
             _ratelimited: ratelimited,
-            _queue: deferred::Queue::new()?,
+            _queue: deferred::CoreWorkqueue::new()?,
             _debug: debug::Table::new()?,
             _contexts: lost::Table::new()?,
             _noted: noted::Table::new(module_parameters::note_posts.value())?,

@@ -24,7 +24,7 @@ pub(crate) const REPORT_MS: u32 = 10_000;
 
 /// The kind of object that has a reference, for messages.
 #[derive(Clone, Copy)]
-pub(crate) enum Kind {
+pub(crate) enum ObjectKind {
     Device,
     Pd,
     Cq,
@@ -79,13 +79,13 @@ impl Refs {
 
     // Not inlined, as handles are cloned and dropped in each ULP.
     #[inline(never)]
-    fn get(&self, kind: Kind) {
+    fn get(&self, kind: ObjectKind) {
         self.count.get();
         self.kinds[kind as usize].add(1, Relaxed);
     }
 
     #[inline(never)]
-    fn put(&self, kind: Kind) {
+    fn put(&self, kind: ObjectKind) {
         self.kinds[kind as usize].add(-1, Relaxed);
         if self.count.put() {
             // The refs exist until `kill_and_wait`, which waits for this, returns.
@@ -114,7 +114,7 @@ pub(crate) trait Owner: fmt::Display + Sync {
 
     /// Returns the workqueue that tears down the objects that keep this.
     fn queue(&self) -> &workqueue::Queue {
-        deferred::Queue::get()
+        deferred::CoreWorkqueue::get()
     }
 }
 
@@ -125,7 +125,7 @@ pub(crate) trait Owner: fmt::Display + Sync {
 /// `owner` is valid, and its refs count this reference, under `kind`.
 pub(crate) struct Ref<O: Owner + ?Sized> {
     owner: NonNull<O>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ObjectKind,
 }
 
 // SAFETY: The owner is `Sync`, so a reference to it may be used and dropped in any thread.
@@ -139,7 +139,7 @@ impl<O: Owner> Ref<O> {
     /// # Safety
     ///
     /// `owner` is valid until [`kill_and_wait`](crate::objects::kill_and_wait) has returned for it.
-    pub(crate) unsafe fn try_get(owner: NonNull<O>, kind: Kind) -> Result<Self> {
+    pub(crate) unsafe fn try_get(owner: NonNull<O>, kind: ObjectKind) -> Result<Self> {
         // SAFETY: `owner` is valid, as the caller promises.
         let refs = unsafe { owner.as_ref() }.refs();
         if !refs.count.try_get() {
@@ -151,7 +151,7 @@ impl<O: Owner> Ref<O> {
     }
 
     /// Takes another reference (`percpu_ref_get`), whether the refs are killed or not.
-    pub(crate) fn get(&self, kind: Kind) -> Self {
+    pub(crate) fn get(&self, kind: ObjectKind) -> Self {
         self.refs().get(kind);
         // INVARIANT: The reference was just counted, and `self` kept the owner until then.
         Self {

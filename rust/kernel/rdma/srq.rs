@@ -284,7 +284,7 @@ fn create(
 ) -> Result<Shared> {
     let dev = pd.device();
     let reserved = deferred::Deferred::reserve()?;
-    let mut object = dev.object(refs::Kind::Srq);
+    let mut object = dev.object(refs::ObjectKind::Srq);
     let queue = KBox::new_uninit(GFP_KERNEL)?;
     let mut attr = bindings::ib_srq_init_attr {
         event_handler: Some(event),
@@ -523,7 +523,7 @@ unsafe fn post<T: Receive<N>, const N: usize>(
     // completion hands the slot out again, and is dropped after the SRQ. The request has no
     // successor.
     unsafe {
-        let ret = trace::Queue::post_one(trace::Queue::op(srq), srq, raw, false);
+        let ret = trace::PostVerb::post_one(trace::PostVerb::op(srq), srq, raw, false);
         Refusal::check(ret, (*raw).next)
     }
 }

@@ -69,7 +69,7 @@ macro_rules! traced {
 pub(crate) type Post<Q, W> = unsafe extern "C" fn(*mut Q, *const W, *mut *const W) -> c_int;
 
 /// A QP or an SRQ, with a queue of requests `W`.
-pub(crate) trait Queue<W> {
+pub(crate) trait PostVerb<W> {
     /// Returns the operation of its driver that posts.
     ///
     /// # Safety
@@ -91,9 +91,9 @@ pub(crate) trait Queue<W> {
     ///
     /// # Safety
     ///
-    /// `queue` is valid and one of this crate, and `post` is [`Queue::op`] of it, or refuses every
-    /// request, as the traced path does by itself for a QP on an SRQ. `first` is a valid list of
-    /// requests, whose memory is kept until they have completed. `bad` is valid for writes. With
+    /// `queue` is valid and one of this crate, and `post` is [`PostVerb::op`] of it, or refuses
+    /// every request, as the traced path does by itself for a QP on an SRQ. `first` is a valid list
+    /// of requests, whose memory is kept until they have completed. `bad` is valid for writes. With
     /// `noted` the last request gives an owner back that exists until it has completed.
     unsafe fn post(
         post: Post<Self, W>,
@@ -109,16 +109,16 @@ pub(crate) trait Queue<W> {
     ///
     /// # Safety
     ///
-    /// As [`Queue::post`]; `wr` has no successor.
+    /// As [`PostVerb::post`]; `wr` has no successor.
     unsafe fn post_one(post: Post<Self, W>, queue: *mut Self, wr: *mut W, noted: bool) -> c_int;
 }
 
-macro_rules! queue {
+macro_rules! post_verb {
     (
         $queue:ident: $context:ident, $wr:ident, $op:ident, $tracepoint:ident, $traced:ident,
         $noted:path
     ) => {
-        impl Queue<bindings::$wr> for bindings::$queue {
+        impl PostVerb<bindings::$wr> for bindings::$queue {
             #[inline(always)]
             unsafe fn op(queue: *mut Self) -> Post<Self, bindings::$wr> {
                 // SAFETY: `queue` is valid, as the caller promises. Clients are only told of
@@ -187,7 +187,7 @@ macro_rules! queue {
     };
 }
 
-queue!(
+post_verb!(
     ib_qp: qp_context,
     ib_send_wr,
     post_send,
@@ -195,7 +195,7 @@ queue!(
     rdma_helper_trace_post_send,
     noted::post_send
 );
-queue!(
+post_verb!(
     ib_qp: qp_context,
     ib_recv_wr,
     post_recv,
@@ -203,7 +203,7 @@ queue!(
     rdma_helper_trace_post_recv,
     noted::post_recv
 );
-queue!(
+post_verb!(
     ib_srq: srq_context,
     ib_recv_wr,
     post_srq_recv,

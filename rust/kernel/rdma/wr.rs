@@ -206,7 +206,7 @@ impl PostTarget {
         Self {
             raw,
             // SAFETY: The QP is valid, as the caller promises.
-            post_send: unsafe { trace::Queue::op(raw.as_ptr()) },
+            post_send: unsafe { trace::PostVerb::op(raw.as_ptr()) },
             recv_cq: NonNull::from(&**recv_cq),
             reg_lock: NonNull::from(reg_lock),
             pd: pd.id(),

@@ -697,12 +697,12 @@ impl<M: Manager> Conn<M> {
 
     pub(crate) fn disconnect_later(self: &Arc<Self>) {
         // Already queued is as good.
-        let _ = deferred::Queue::get().enqueue::<_, DISCONNECT>(self.clone());
+        let _ = deferred::CoreWorkqueue::get().enqueue::<_, DISCONNECT>(self.clone());
     }
 
     /// Tells the manager from a work item that the peer uses the connection, if it is being made.
     pub(crate) fn notify_established(self: &Arc<Self>) {
         // Already queued is as good.
-        let _ = deferred::Queue::get().enqueue::<_, NOTIFY>(self.clone());
+        let _ = deferred::CoreWorkqueue::get().enqueue::<_, NOTIFY>(self.clone());
     }
 }

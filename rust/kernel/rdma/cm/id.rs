@@ -61,7 +61,7 @@ impl Id {
     pub fn create_with(client: &ClientRef, options: &Options<'_>, _cx: &Sleepable) -> Result<Self> {
         let reserved = deferred::Deferred::reserve()?;
         let conn = Conn::new(cm::State::Idle)?;
-        let mut object = client.object(refs::Kind::Id);
+        let mut object = client.object(refs::ObjectKind::Id);
         object.summary = objects::Summary::Connection(conn.clone());
         let context = Arc::as_ptr(&conn).cast_mut().cast();
         // SAFETY: The context is a `Conn`. `OwnedId`, which is made below, keeps it until it has
@@ -808,7 +808,8 @@ impl OwnedId {
     /// Keeps the id's device, if it has one, from going away unnoticed.
     pub(super) fn bind(&self) -> Result {
         if let Some((_, to)) = self.conn.data.addrs.as_ref() {
-            self.object.set_peer(objects::Peer::To(to.ip(), to.port()));
+            self.object
+                .set_peer(objects::PeerAddr::To(to.ip(), to.port()));
         }
         // SAFETY: The id is alive by the invariant of `RawId`. It was just created, or C has set
         // the device before: it came with a request, or its address was resolved.

@@ -345,9 +345,9 @@ impl Listener {
         }
         client.module().check_handler(&accept)?;
         let reserved = deferred::Deferred::reserve()?;
-        let mut object = client.object(refs::Kind::Id);
+        let mut object = client.object(refs::ObjectKind::Id);
         object.summary = objects::Summary::Listener;
-        object.set_peer(objects::Peer::On(addr.ip(), addr.port()));
+        object.set_peer(objects::PeerAddr::On(addr.ip(), addr.port()));
         let listening = Arc::pin_init(
             pin_init!(Listening {
                 id <- ListenId::new(),
@@ -472,7 +472,7 @@ impl Request<'_> {
     pub fn into_id(self, _cx: &Sleepable) -> Result<Id> {
         let conn = Conn::new(cm::State::Requested)?;
         let reserved = deferred::Deferred::reserve()?;
-        let mut object = self.client.object(refs::Kind::Id);
+        let mut object = self.client.object(refs::ObjectKind::Id);
         object.summary = objects::Summary::Connection(conn.clone());
         let pending = Pending::new(conn.clone())?;
         let raw = self.id.as_ptr();

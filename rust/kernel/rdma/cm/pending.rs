@@ -144,6 +144,6 @@ impl<M: Manager> Pending<M> {
     pub(super) fn give_up_later(self: Arc<Self>) {
         self.given_up.store(true, atomic::Relaxed);
         // Already queued is as good.
-        let _ = deferred::Queue::get().enqueue(self);
+        let _ = deferred::CoreWorkqueue::get().enqueue(self);
     }
 }

@@ -421,7 +421,7 @@ impl Modifier<'_> {
             let ah = &attr.ah_attr;
             let has_grh = u32::from(ah.ah_flags) & bindings::ib_ah_flags_IB_AH_GRH != 0;
             let ip = has_grh.then(|| Gid::from_raw(&ah.grh.dgid).ip());
-            (self.inner.object).set_peer(crate::objects::Peer::ToQp(attr.dest_qp_num, ip));
+            (self.inner.object).set_peer(crate::objects::PeerAddr::ToQp(attr.dest_qp_num, ip));
         }
         Ok(())
     }

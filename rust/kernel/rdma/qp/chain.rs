@@ -374,9 +374,9 @@ impl<'a, const LINKS: usize, const SGES: usize, const ID: u64> Chain<'a, LINKS, 
         // invariant they are written and linked; one that is alone has no successor.
         let ret = unsafe {
             if const { LINKS == 1 } {
-                trace::Queue::post_one(target.post_send, qp, first, noted)
+                trace::PostVerb::post_one(target.post_send, qp, first, noted)
             } else {
-                trace::Queue::post(target.post_send, qp, first, &mut bad, noted)
+                trace::PostVerb::post(target.post_send, qp, first, &mut bad, noted)
             }
         };
         if ret == 0 {

@@ -281,8 +281,9 @@ impl Inner {
             wr.__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             // SAFETY: By the type invariant the QP is valid. The request has neither entries nor a
             // successor, and the marker exists until it has completed, as the caller promises.
-            let ret =
-                unsafe { trace::Queue::post_one(trace::Queue::op(qp), qp, &raw mut wr, false) };
+            let ret = unsafe {
+                trace::PostVerb::post_one(trace::PostVerb::op(qp), qp, &raw mut wr, false)
+            };
             return Refusal::check(ret, wr.next);
         }
         let mut rdma = bindings::ib_rdma_wr::default();
@@ -304,7 +305,7 @@ impl Inner {
         unsafe {
             (*wr).__bindgen_anon_1.wr_cqe = ManuallyDrop::new(cqe);
             (*wr).send_flags = bindings::ib_send_flags_IB_SEND_SIGNALED as c_int;
-            let ret = trace::Queue::post_one(trace::Queue::op(qp), qp, wr, false);
+            let ret = trace::PostVerb::post_one(trace::PostVerb::op(qp), qp, wr, false);
             Refusal::check(ret, (*wr).next)
         }
     }

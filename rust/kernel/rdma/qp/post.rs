@@ -62,8 +62,9 @@ fn take_callback(
 ///
 /// # Safety
 ///
-/// `wr` is valid, with an owner's callback, and `ret` is what [`post_one`](trace::Queue::post_one)
-/// has just returned for it, and not 0. `undo` is from [`WrOp::prepare`](wr::WrOp::prepare) of it.
+/// `wr` is valid, with an owner's callback, and `ret` is what
+/// [`post_one`](trace::PostVerb::post_one) has just returned for it, and not 0. `undo` is from
+/// [`WrOp::prepare`](wr::WrOp::prepare) of it.
 unsafe fn send_refused<O: wr::WrOp>(
     wr: *mut bindings::ib_send_wr,
     ret: c_int,
@@ -154,7 +155,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
                 debug::set_qp_of(target.raw.as_ptr(), cqe);
                 let post = target.post_send;
                 let qp = target.raw.as_ptr();
-                let ret = trace::Queue::post_one(post, qp, wr, P::NOTED);
+                let ret = trace::PostVerb::post_one(post, qp, wr, P::NOTED);
                 (guard, ret)
             };
             if ret == 0 {
@@ -264,7 +265,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
             // the queue's until `done`. The operation is that of the QP, or refuses all, by the
             // invariant of `Inner`.
             let ret =
-                unsafe { trace::Queue::post_one(inner.post_recv, qp, &raw mut raw, P::NOTED) };
+                unsafe { trace::PostVerb::post_one(inner.post_recv, qp, &raw mut raw, P::NOTED) };
             if ret == 0 {
                 return Ok(());
             }

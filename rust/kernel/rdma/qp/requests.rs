@@ -279,7 +279,10 @@ impl Builder {
 
     fn finish(self, entries: KBox<dyn RequestArray>) -> Result<deferred::Deferred<ArrayInner>> {
         let reserved = deferred::Deferred::reserve()?;
-        let object = self.device.ok_or(EINVAL)?.object(refs::Kind::Requests);
+        let object = self
+            .device
+            .ok_or(EINVAL)?
+            .object(refs::ObjectKind::Requests);
         let mut lists = KVec::with_capacity(self.parts.len(), GFP_KERNEL)?;
         for (_, list, _) in &self.parts {
             lists.push_within_capacity(list.clone())?;

@@ -132,7 +132,7 @@ unsafe fn post(
     // promises. They were just made and linked.
     let ret = unsafe {
         let qp = qp.as_ptr();
-        trace::Queue::post(trace::Queue::op(qp), qp, first, &mut list[0], false)
+        trace::PostVerb::post(trace::PostVerb::op(qp), qp, first, &mut list[0], false)
     };
     if ret == 0 {
         // The context may be gone by now.

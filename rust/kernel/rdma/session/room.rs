@@ -17,8 +17,8 @@ use kernel::sync::SpinLockIrq;
 use state::{
     Line,
     Places,
-    Queue,
-    TakeError, //
+    TakeError,
+    Waiters, //
 };
 
 /// The places of a send queue, and the owners of requests that wait for some, as `sq_wr_avail` and
@@ -211,7 +211,7 @@ impl<W> Ring<W> {
     }
 }
 
-impl<W> Queue for Ring<W> {
+impl<W> Waiters for Ring<W> {
     type Owner = W;
 
     fn first(&self) -> Option<u32> {

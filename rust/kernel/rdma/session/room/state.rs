@@ -91,7 +91,7 @@ impl Places {
 }
 
 /// The owners that wait, each for a number of places, in the order in which they came.
-pub(super) trait Queue {
+pub(super) trait Waiters {
     type Owner;
 
     /// Returns the number of places that the first owner waits for.
@@ -122,7 +122,7 @@ pub(super) struct Line<Q> {
     closed: i32,
 }
 
-impl<Q: Queue> Line<Q> {
+impl<Q: Waiters> Line<Q> {
     pub(super) fn new(queue: Q) -> Self {
         Self {
             queue,
