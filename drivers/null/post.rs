@@ -361,6 +361,36 @@ impl Machine {
         }
     }
 
+    /// Copies the bytes of a SEND to the entries of a receive, from byte `skip` on: these are
+    /// `needed` bytes. Fails with the status of the receive, and that of the SEND.
+    #[inline]
+    fn scatter(
+        &self,
+        wr: &SendWr<'_>,
+        sges: &[Sge],
+        skip: u32,
+        needed: u64,
+    ) -> Result<(), (Status, Status)> {
+        if needed > length(sges) {
+            return Err((
+                bindings::ib_wc_status_IB_WC_LOC_LEN_ERR,
+                bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR,
+            ));
+        }
+        let source = (wr.sges, Use::LocalRead);
+        let target = (sges, Use::LocalWrite);
+        transfer(&self.mrs, source, target, skip).map_err(|denied| match denied {
+            Denied::Source => (
+                bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
+                bindings::ib_wc_status_IB_WC_LOC_PROT_ERR,
+            ),
+            Denied::Target => (
+                bindings::ib_wc_status_IB_WC_LOC_PROT_ERR,
+                bindings::ib_wc_status_IB_WC_REM_OP_ERR,
+            ),
+        })
+    }
+
     /// Completes a receive of `peer`. `written` is the length of an RDMA WRITE, whose bytes do not
     /// go into the receive.
     fn receive(
@@ -394,28 +424,8 @@ impl Machine {
         };
         let moved = if written.is_some() {
             Ok(())
-        } else if needed > length(sges) && needed != 0 {
-            Err((
-                bindings::ib_wc_status_IB_WC_LOC_LEN_ERR,
-                bindings::ib_wc_status_IB_WC_REM_INV_REQ_ERR,
-            ))
         } else {
-            transfer(
-                &self.mrs,
-                (wr.sges, Use::LocalRead),
-                (sges, Use::LocalWrite),
-                skip,
-            )
-            .map_err(|denied| match denied {
-                Denied::Source => (
-                    bindings::ib_wc_status_IB_WC_WR_FLUSH_ERR,
-                    bindings::ib_wc_status_IB_WC_LOC_PROT_ERR,
-                ),
-                Denied::Target => (
-                    bindings::ib_wc_status_IB_WC_LOC_PROT_ERR,
-                    bindings::ib_wc_status_IB_WC_REM_OP_ERR,
-                ),
-            })
+            self.scatter(wr, sges, skip, needed)
         };
         let mut entry = Entry {
             wr_id: recv.wr_id,
