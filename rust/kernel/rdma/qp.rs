@@ -638,6 +638,16 @@ impl deferred::Teardown for Inner {
 
 impl Inner {
     /// Ends all use of the QP, by drivers and handlers, and destroys it.
+    ///
+    /// Requests that the device has lost are found in four ways, as each post pays for what it
+    /// leaves to be found:
+    ///
+    /// - transfers in a list of all contexts ([`lost`]), before the QP is destroyed, as
+    ///   `rdma_rw_ctx_destroy()` needs it;
+    /// - receives and tags in the tables that the QP keeps ([`OnEnd`]);
+    /// - requests of arrays by their state ([`posted`](crate::posted)), which a post stores;
+    /// - single owners by their notes ([`noted`]), which take memory and a lock, so that there are
+    ///   some with `note_posts=1` only.
     fn end_use(&self, waiter: deferred::Waiter, cx: &Sleepable) -> Result {
         for kept in self.context.kept.iter() {
             kept.closing();
