@@ -220,7 +220,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         //
         // SAFETY: By the invariant of `cq::Inner` its CQ is valid while it is.
         let of_core = || unsafe { wc::core_array(cq.raw.as_ptr()) };
-        (wc.is_in(self.inner.pollers.1) || wc.is_in(of_core())).then_some(cq)
+        (wc.is_in(self.inner.recv_array) || wc.is_in(of_core())).then_some(cq)
     }
 
     /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`; `EPERM` if the QP is another
@@ -305,15 +305,17 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
 ///
 /// - `target` is the QP. It is valid until `context.destroyed` is set, and is not used after that.
 /// - The QP was created for `id`, if there is one, belongs to `pd`, has `context` as its context,
-///   and completes to the CQs of `send` and `recv`, whose pollers are `pollers`. If it is on an SRQ
-///   both are one CQ, and not a direct one.
+///   and completes to the CQs of `send` and `recv`. `send_array` and `recv_array` are what
+///   [`cq::Inner::poller`] returns of these. If it is on an SRQ both are one CQ, and not a direct
+///   one.
 /// - `post_recv` is the driver's operation or, if the QP is on an SRQ, [`refuse_recv`].
 // Posts, and handlers that post again, read the first fields only: behind the count of references
 // these are one cache line. The others are apart, as with them the item would be 1 KiB of kmalloc,
 // so that these lines of many QPs would share few sets of a cache.
 #[repr(C)]
 pub(crate) struct Inner {
-    pollers: (*const Wc, *const Wc),
+    send_array: *const Wc,
+    recv_array: *const Wc,
     post_recv: trace::Post<bindings::ib_qp, bindings::ib_recv_wr>,
     /// Not used once the QP is destroyed.
     pub(crate) target: wr::PostTarget,
@@ -342,10 +344,10 @@ pub(crate) struct Rest {
 }
 
 // SAFETY: `struct ib_qp` may be drained and destroyed from any thread, as the CQ and the lock of
-// `target` may be used from any. `pollers` are only compared, and the other fields are `Send`.
+// `target` may be used from any. The arrays are only compared, and the other fields are `Send`.
 unsafe impl Send for Inner {}
 // SAFETY: `struct ib_qp` may be used from any thread, and drivers lock its queues, so several
-// threads may post at once. What else needs a lock takes that of the context. `pollers` are only
+// threads may post at once. What else needs a lock takes that of the context. The arrays are only
 // compared, the CQ and the lock of `target` are `Sync`, as the other fields are.
 unsafe impl Sync for Inner {}
 
@@ -381,7 +383,7 @@ impl Inner {
     /// What is returned is part of a table that is given to [`Qp::keep_table`], and whose drop
     /// [forgets](cq::Poller::forget) the CQ, or is not used.
     unsafe fn send_poller(&self) -> Option<cq::Poller> {
-        let array = self.pollers.0;
+        let array = self.send_array;
         // SAFETY: By the type invariant `array` is the poller of the CQ of the sends. The QP drops
         // its tables, which forget the CQ, as the caller promises, before its handle of that.
         (!array.is_null()).then(|| unsafe { cq::Poller::new(array) })
@@ -393,10 +395,9 @@ impl Inner {
     ///
     /// As of [`Inner::send_poller`].
     pub(crate) unsafe fn only_poller(&self) -> Option<cq::Poller> {
-        let (send, recv) = self.pollers;
         // SAFETY: What is returned is part of a table that forgets the CQ, or is not used, as the
         // caller promises.
-        unsafe { self.send_poller() }.filter(|_| send == recv)
+        unsafe { self.send_poller() }.filter(|_| self.send_array == self.recv_array)
     }
 
     /// See [`Qp::num`].

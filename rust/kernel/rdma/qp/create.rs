@@ -294,7 +294,8 @@ pub(super) fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable)
     let raw = rest.raw;
     // INVARIANT: The QP was just created with these, and `rest` keeps them.
     let inner = reserved.fill(Inner {
-        pollers: (rest.send.cq.poller(), rest.recv.cq.poller()),
+        send_array: rest.send.cq.poller(),
+        recv_array: rest.recv.cq.poller(),
         post_recv: if is_on_srq {
             refuse_recv
         } else {

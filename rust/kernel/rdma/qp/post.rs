@@ -359,7 +359,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // completes to the CQ that is dispatching that, the owner, which is posted or given back,
         // keeps the handle until the caller has returned. If not, another is made before the post.
         let qp = unsafe { qp(&owner).uncounted() };
-        if wc.is_in(qp.inner.pollers.0) {
+        if wc.is_in(qp.inner.send_array) {
             // SAFETY: A connected QP has these operations, and `S` provides what the handler needs.
             return unsafe { qp.post_op(owner, wr) };
         }
@@ -384,7 +384,7 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         // completes to the CQ that is dispatching that, the owner, which is posted or given back,
         // keeps the handle until the caller has returned. If not, another is made before the post.
         let qp = unsafe { qp(&owner).uncounted() };
-        if wc.is_in(qp.inner.pollers.1) {
+        if wc.is_in(qp.inner.recv_array) {
             return qp.post_recv(owner, wr);
         }
         Self::post_recv_counted(qp, owner, wr)
