@@ -5,6 +5,8 @@
 #include "helpers.h"
 
 #include <kunit/static_stub.h>
+#include <linux/cache.h>
+#include <linux/dma-mapping.h>
 #include <linux/export.h>
 #include <linux/gfp.h>
 #include <linux/inetdevice.h>
@@ -27,6 +29,11 @@ void *rdma_helper_alloc_pages_exact(size_t size)
 	return alloc_pages_exact(size, GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN);
 }
 EXPORT_SYMBOL_GPL(rdma_helper_alloc_pages_exact);
+
+size_t rdma_helper_dma_alignment(void)
+{
+	return max_t(size_t, dma_get_cache_alignment(), L1_CACHE_BYTES);
+}
 
 int rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t size,
 			       enum dma_data_direction dir, u64 *addr)

@@ -9,6 +9,7 @@
 #include <rdma/ib_verbs.h>
 
 void *rdma_helper_alloc_pages_exact(size_t size);
+size_t rdma_helper_dma_alignment(void);
 int rdma_helper_dma_map_single(struct ib_device *dev, void *cpu_addr, size_t size,
 			       enum dma_data_direction dir, u64 *addr);
 void rdma_helper_dma_unmap_single(struct ib_device *dev, u64 addr, size_t size,

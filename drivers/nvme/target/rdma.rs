@@ -940,7 +940,11 @@ impl CommandBufs {
             capsules: Bufs::new(pd, count, nvmet::COMMAND, cx)?,
             inline: match inline_data_size {
                 0 => None,
-                _ => Some(Bufs::new(pd, count, inline_data_size, cx)?),
+                // Disks may want blocks to be aligned to their size, up to a page.
+                size => {
+                    let align = size.min(PAGE).next_power_of_two();
+                    Some(Bufs::aligned(pd, count, size, align, cx)?)
+                }
             },
         })
     }

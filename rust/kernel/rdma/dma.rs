@@ -86,8 +86,9 @@ impl<D: Direction> Buf<D> {
 /// Buffers of one length, of which many are in one piece of mapped memory, as a ULP has those of a
 /// queue. A piece is unmapped and freed with its last buffer.
 ///
-/// They are aligned as memory of `kmalloc`, since the data of other subsystems may be in them: to
-/// the power of two that is not below their length, up to a page; to 128 bytes at least.
+/// They are side by side, each in cache lines of its own. As memory of `kmalloc`, they begin at
+/// multiples of the largest power of two that divides their length, up to a page. For data of other
+/// subsystems, which may want more, there is [`Bufs::aligned`].
 ///
 /// # Examples
 ///
@@ -126,10 +127,23 @@ pub struct Bufs<D: Direction> {
 
 impl<D: Direction> Bufs<D> {
     /// Prepares `count` buffers of `len` bytes, to be taken. Fails as [`Buf::alloc`].
-    pub fn new(pd: &Pd, count: usize, len: usize, _cx: &Sleepable) -> Result<Self> {
+    pub fn new(pd: &Pd, count: usize, len: usize, cx: &Sleepable) -> Result<Self> {
+        Self::aligned(pd, count, len, 1, cx)
+    }
+
+    /// Prepares buffers that begin at multiples of `align`, a power of two that is at most a page:
+    /// as the blocks of a disk may have to. Fails as [`Buf::alloc`], and with `EINVAL` for any other
+    /// alignment.
+    pub fn aligned(
+        pd: &Pd,
+        count: usize,
+        len: usize,
+        align: usize,
+        _cx: &Sleepable,
+    ) -> Result<Self> {
         // INVARIANT: They are mapped in this direction.
         Ok(Self {
-            pieces: Pieces::new(pd, count, len, D::RAW)?,
+            pieces: Pieces::new(pd, count, len, align, D::RAW)?,
             _direction: PhantomData,
         })
     }
@@ -162,14 +176,17 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Buffers begin at multiples of this, at least, so that no two have a cache line in common.
-    const MIN_ALIGN: usize = 128;
-
-    fn new(pd: &Pd, count: usize, len: usize, dir: bindings::dma_data_direction) -> Result<Self> {
-        let stride = Self::stride(len)?;
+    fn new(
+        pd: &Pd,
+        count: usize,
+        len: usize,
+        align: usize,
+        dir: bindings::dma_data_direction,
+    ) -> Result<Self> {
+        let stride = Self::stride(len, align)?;
         // INVARIANT: No byte of the piece is part of a buffer.
         Ok(Self {
-            piece: Self::alloc(pd, count, len, stride, dir)?,
+            piece: Self::alloc(pd, count, stride, dir)?,
             dir,
             len,
             stride,
@@ -179,26 +196,27 @@ impl Pieces {
     }
 
     /// Returns the distance of two buffers of `len` bytes.
-    fn stride(len: usize) -> Result<usize> {
-        let align = len.min(PAGE_SIZE).next_power_of_two();
-        let stride = len.checked_next_multiple_of(align.max(Self::MIN_ALIGN));
+    fn stride(len: usize, align: usize) -> Result<usize> {
+        if !align.is_power_of_two() || align > PAGE_SIZE {
+            return Err(EINVAL);
+        }
+        // SAFETY: It may be called in any context, and returns a constant of the machine.
+        let line = unsafe { bindings::rdma_helper_dma_alignment() };
+        let stride = len.checked_next_multiple_of(align.max(line));
         stride.filter(|stride| *stride > 0).ok_or(EINVAL)
     }
 
-    /// Allocates a piece for `count` buffers, or the first of them.
+    /// Allocates a piece for `count` buffers, or the first of them. It is aligned as they are, since
+    /// the power of two that divides their distance divides its length.
     fn alloc(
         pd: &Pd,
         count: usize,
-        len: usize,
         stride: usize,
         dir: bindings::dma_data_direction,
     ) -> Result<Arc<Mapped>> {
         // A piece is longer only if a buffer is.
         let most = Contiguous::PIECE.checked_div(stride).ok_or(EINVAL)?.max(1);
-        let len = match count.min(most) {
-            0 | 1 => len,
-            count => stride.checked_mul(count).ok_or(EINVAL)?,
-        };
+        let len = stride.checked_mul(count.clamp(1, most)).ok_or(EINVAL)?;
         Ok(Arc::new(Mapped::alloc(pd, len, dir)?, GFP_KERNEL)?)
     }
 
@@ -206,9 +224,7 @@ impl Pieces {
         let left = self.left.checked_sub(1).ok_or(ENOSPC)?;
         if self.piece.len().saturating_sub(self.used) < self.len {
             // INVARIANT: No byte of the new piece is part of a buffer.
-            let len = self.len;
-            let stride = self.stride;
-            self.piece = Self::alloc(&self.piece.pd, self.left, len, stride, self.dir)?;
+            self.piece = Self::alloc(&self.piece.pd, self.left, self.stride, self.dir)?;
             self.used = 0;
         }
         let mapped = Mapped::part(&self.piece, self.used, self.len)?;

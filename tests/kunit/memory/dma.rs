@@ -2,6 +2,8 @@
 
 //! Buffers and their ranges.
 
+#[cfg(has_faults)]
+use crate::fixture::with_fault;
 use crate::fixture::{
     bounce,
     recv,
@@ -12,7 +14,10 @@ use crate::fixture::{
     Null,
     NullEnv, //
 };
-use kernel::prelude::*;
+use kernel::{
+    page::PAGE_SIZE,
+    prelude::*, //
+};
 use rdma::{
     dma::Direction,
     prelude::*, //
@@ -20,6 +25,19 @@ use rdma::{
 
 fn buf<D: Direction>(env: &Env, len: usize) -> Result<Buf<D>> {
     Buf::alloc(&env.pd, len, &env.cx)
+}
+
+fn address<D: Direction>(buf: &mut Buf<D>) -> usize {
+    buf.cpu().as_ptr().addr()
+}
+
+/// Returns the distance of two buffers of a piece, which begin at multiples of `align`.
+fn distance(env: &Env, len: usize, align: usize) -> Result<usize> {
+    let mut bufs = Bufs::<FromDevice>::aligned(&env.pd, 2, len, align, &env.cx)?;
+    let one = address(&mut bufs.take(&env.cx)?);
+    let two = address(&mut bufs.take(&env.cx)?);
+    check_eq!((one % align, two % align), (0, 0));
+    Ok(two.wrapping_sub(one))
 }
 
 /// Returns how many bytes were synchronised for the CPU, and for the device.
@@ -62,8 +80,14 @@ mod tests {
     #[test]
     fn buffers_of_a_piece_are_apart() -> Result {
         let env = Env::new()?;
-        // In one piece; in several; each in its own, longer than a piece.
-        for (count, len) in [(5, 100), (300, 1000), (3, 200_000)] {
+        // In one piece; in several; each in its own, also longer than a piece.
+        for (count, len) in [
+            (5, 100),
+            (300, 1000),
+            (20, 64 + 4096),
+            (5, 64 + (16 << 10)),
+            (3, 200_000),
+        ] {
             let mut bufs = Bufs::<Bidirectional>::new(&env.pd, count, len, &env.cx)?;
             let mut all = KVec::new();
             for n in 0..count {
@@ -85,25 +109,98 @@ mod tests {
         Ok(())
     }
 
+    #[test]
+    fn buffers_of_a_piece_are_side_by_side() -> Result {
+        let env = Env::new()?;
+        let line = distance(&env, 1, 1)?;
+        check!(line >= 64 && line.is_power_of_two());
+        // With the command of a capsule of NVMe, and the longest of which two are in a piece.
+        for len in [16, 64, 600, 4096, 64 + 4096, 5000, 12 << 10, 16 << 10] {
+            check_eq!(distance(&env, len, 1)?, len.next_multiple_of(line));
+        }
+        Ok(())
+    }
+
     /// As blocks of a disk may have to be, which are in buffers of any length.
     #[test]
     fn buffers_of_a_piece_are_aligned() -> Result {
         let env = Env::new()?;
-        let lens = [
-            (16, 128),
-            (512, 512),
-            (600, 1024),
-            (4096, 4096),
+        for (len, align) in [
+            (64, 128),
+            (600, 512),
             (5000, 4096),
-        ];
-        for (len, align) in lens {
-            let mut bufs = Bufs::<FromDevice>::new(&env.pd, 3, len, &env.cx)?;
-            let (mut one, mut two) = (bufs.take(&env.cx)?, bufs.take(&env.cx)?);
-            let (one, two) = (one.cpu().as_ptr().addr(), two.cpu().as_ptr().addr());
-            check_eq!((one % align, two % align), (0, 0));
-            // They are in one piece, one behind the other.
-            check_eq!(two.wrapping_sub(one), len.next_multiple_of(align));
+            (64, PAGE_SIZE),
+            (PAGE_SIZE, PAGE_SIZE),
+        ] {
+            check_eq!(distance(&env, len, align)?, len.next_multiple_of(align));
         }
+        // Without being asked for, those that a power of two divides, as by `kmalloc()`.
+        for (len, align) in [(512, 512), (1536, 512), (PAGE_SIZE, PAGE_SIZE)] {
+            for count in 1..=3 {
+                let mut bufs = Bufs::<FromDevice>::new(&env.pd, count, len, &env.cx)?;
+                check_eq!(address(&mut bufs.take(&env.cx)?) % align, 0);
+            }
+        }
+        for align in [0, 3, PAGE_SIZE + 1, 2 * PAGE_SIZE, usize::MAX] {
+            let bufs = Bufs::<FromDevice>::aligned(&env.pd, 3, 64, align, &env.cx);
+            check_err!(bufs, EINVAL);
+        }
+        Ok(())
+    }
+
+    /// A piece has as many as are in eight pages.
+    #[test]
+    fn pieces_are_full() -> Result {
+        let env = Env::new()?;
+        for len in [64, 600, 64 + 4096, 12 << 10] {
+            let stride = distance(&env, len, 1)?;
+            let most = (8 * PAGE_SIZE) / stride;
+            // The last one has a single buffer.
+            let count = 2 * most + 1;
+            let (mut bufs, mut all) = (Bufs::new(&env.pd, count, len, &env.cx)?, KVec::new());
+            for _ in 0..count {
+                let buf: Buf<ToDevice> = bufs.take(&env.cx)?;
+                all.push(buf, GFP_KERNEL)?;
+            }
+            for piece in all.chunks_mut(most) {
+                let start = address(&mut piece[0]);
+                // So that no page is of two pieces, if it is of several pages.
+                check!(piece.len() == 1 || start % PAGE_SIZE == 0);
+                for (n, buf) in piece.iter_mut().enumerate() {
+                    check_eq!(address(buf), start + n * stride);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[cfg(has_faults)]
+    #[test]
+    fn piece_without_memory() -> Result {
+        let env = Env::new()?;
+        let most = (8 * PAGE_SIZE) / distance(&env, 4160, 1)?;
+        for nth in 1.. {
+            let count = most + 2;
+            let (made, failed) = with_fault(nth, || Bufs::new(&env.pd, count, 4160, &env.cx));
+            if !failed {
+                check!(nth > 1);
+                break;
+            }
+            check_err!(made.map(|_: Bufs<ToDevice>| ()), ENOMEM);
+        }
+        let mut bufs = Bufs::<ToDevice>::new(&env.pd, most + 2, 4160, &env.cx)?;
+        let mut all = KVec::with_capacity(most + 2, GFP_KERNEL)?;
+        for _ in 0..most {
+            all.push_within_capacity(bufs.take(&env.cx)?)?;
+        }
+        // It is as it was, and the next one takes the buffers that are left.
+        let (taken, failed) = with_fault(1, || bufs.take(&env.cx));
+        check!(failed);
+        check_err!(taken, ENOMEM);
+        for _ in 0..2 {
+            all.push_within_capacity(bufs.take(&env.cx)?)?;
+        }
+        check_err!(bufs.take(&env.cx), ENOSPC);
         Ok(())
     }
 
