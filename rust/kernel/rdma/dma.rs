@@ -60,10 +60,10 @@ pub struct Buf<D: Direction> {
 }
 
 impl<D: Direction> Buf<D> {
-    /// Allocates and maps `len` zeroed bytes (`kzalloc`, or `alloc_pages_exact` if they are many;
-    /// `ib_dma_map_single`). Fails with `ENOMEM`, as for more than `KMALLOC_MAX_SIZE` (4 MiB),
-    /// which takes a [`SgBuf`]; `EINVAL` for a length of zero; `EIO` if the memory could not be
-    /// mapped.
+    /// Allocates and maps `len` zeroed bytes (`kzalloc`, or `alloc_pages_exact` where that takes
+    /// fewer pages; `ib_dma_map_single`). Fails with `ENOMEM`, as for more than `KMALLOC_MAX_SIZE`
+    /// (4 MiB), which takes a [`SgBuf`]; `EINVAL` for a length of zero; `EIO` if the memory could
+    /// not be mapped.
     ///
     /// [`SgBuf`]: crate::sg::SgBuf
     pub fn alloc(pd: &Pd, len: usize, _cx: &Sleepable) -> Result<Self> {
@@ -132,8 +132,8 @@ impl<D: Direction> Bufs<D> {
     }
 
     /// Prepares buffers that begin at multiples of `align`, a power of two that is at most a page:
-    /// as the blocks of a disk may have to. Fails as [`Buf::alloc`], and with `EINVAL` for any other
-    /// alignment.
+    /// as the blocks of a disk may have to. Fails as [`Buf::alloc`], and with `EINVAL` for any
+    /// other alignment.
     pub fn aligned(
         pd: &Pd,
         count: usize,
@@ -176,6 +176,10 @@ struct Pieces {
 }
 
 impl Pieces {
+    /// The longest piece of several buffers. The page allocator has as much also when memory is
+    /// fragmented (`PAGE_ALLOC_COSTLY_ORDER`).
+    const LEN: usize = PAGE_SIZE << 3;
+
     fn new(
         pd: &Pd,
         count: usize,
@@ -206,7 +210,7 @@ impl Pieces {
         stride.filter(|stride| *stride > 0).ok_or(EINVAL)
     }
 
-    /// Allocates a piece for `count` buffers, or the first of them. It is aligned as they are, since
+    /// Allocates a piece for `count` buffers, or the first of them. It is aligned as they are:
     /// the power of two that divides their distance divides its length.
     fn alloc(
         pd: &Pd,
@@ -215,7 +219,7 @@ impl Pieces {
         dir: bindings::dma_data_direction,
     ) -> Result<Arc<Mapped>> {
         // A piece is longer only if a buffer is.
-        let most = Contiguous::PIECE.checked_div(stride).ok_or(EINVAL)?.max(1);
+        let most = Self::LEN.checked_div(stride).ok_or(EINVAL)?.max(1);
         let len = stride.checked_mul(count.clamp(1, most)).ok_or(EINVAL)?;
         Ok(Arc::new(Mapped::alloc(pd, len, dir)?, GFP_KERNEL)?)
     }
@@ -465,20 +469,21 @@ impl AnyDirection for OneWay {}
 ///
 /// # Invariants
 ///
-/// `start` is `len` initialised bytes that this owns: pages of `alloc_pages_exact` if they are more
-/// than [`Contiguous::PIECE`], of kmalloc otherwise.
+/// `start` is `len` initialised bytes that this owns: pages of `alloc_pages_exact` if
+/// [`Contiguous::is_exact`], of kmalloc otherwise.
 struct Contiguous {
     start: NonNull<u8>,
     len: usize,
 }
 
 impl Contiguous {
-    /// The length up to which memory is from kmalloc, which gives a power of two. The page
-    /// allocator has as much also when memory is fragmented (`PAGE_ALLOC_COSTLY_ORDER`).
-    const PIECE: usize = PAGE_SIZE << 3;
+    /// Returns whether `kmalloc`, which gives a power of two of pages, would give more than needed.
+    fn is_exact(len: usize) -> bool {
+        !len.div_ceil(PAGE_SIZE).is_power_of_two()
+    }
 
     fn zeroed(len: usize) -> Result<Self> {
-        let start = if len > Self::PIECE {
+        let start = if Self::is_exact(len) {
             // SAFETY: Any length may be asked for, in process context.
             unsafe { bindings::rdma_helper_alloc_pages_exact(len) }.cast()
         } else {
@@ -500,7 +505,7 @@ impl Drop for Contiguous {
         // SAFETY: By the type invariant these are pages of `alloc_pages_exact` or the parts of a
         // vector, by their length, and nothing else owns them.
         unsafe {
-            if len > Self::PIECE {
+            if Self::is_exact(len) {
                 bindings::free_pages_exact(start.cast(), len);
             } else {
                 drop(KVec::from_raw_parts(start, len, len));

@@ -358,11 +358,12 @@ mod tests {
         Ok(())
     }
 
-    /// On both sides of the length from which they are of whole pages.
+    /// Of a power of two of pages, and of others.
     #[test]
     fn large_buffers() -> Result {
         let env = Env::new()?;
-        for len in [32 << 10, (32 << 10) + 1, (128 << 10) + 24, 1 << 20] {
+        for pages in [1, 2, 3, 4, 5, 8, 9, 33, 256] {
+            let len = pages * PAGE_SIZE - 8;
             let mut buf = buf::<Bidirectional>(&env, len)?;
             assert!(buf.cpu().iter().all(|byte| *byte == 0));
             buf.cpu().fill(1);
