@@ -47,7 +47,10 @@ pub use events::{
     Event,
     Events, //
 };
-pub(crate) use keep::OnEnd;
+pub(crate) use keep::{
+    OnEnd,
+    TablePlace, //
+};
 pub use requests::{
     Requests,
     Taken, //
@@ -223,19 +226,28 @@ impl<S: PollContext, R: PollContext> Qp<S, R> {
         (wc.is_in(self.inner.recv_array) || wc.is_in(of_core())).then_some(cq)
     }
 
-    /// Keeps a table until the QP is destroyed. Fails with `ENOMEM`; `EPERM` if the QP is another
-    /// module's.
-    pub(crate) fn keep_table<T: OnEnd + 'static>(&self, table: T, _cx: &Sleepable) -> Result {
-        let context = &self.inner.context;
-        context.head.module.check_type::<T>()?;
-        context.kept.add(Some(keep::Node::try_new(table)?));
-        Ok(())
+    /// Allocates the place of a table, before there is a table to drop where this fails. Fails with
+    /// `ENOMEM`; `EPERM` if the QP is another module's.
+    pub(crate) fn place_of_table<T: OnEnd + 'static>(
+        &self,
+        _cx: &Sleepable,
+    ) -> Result<TablePlace<T>> {
+        self.inner.context.head.module.check_type::<T>()?;
+        TablePlace::new()
     }
 
-    /// As [`Qp::keep_table`], for a table of receives, which [`Qp::release_recvs`] releases.
-    pub(crate) fn keep_recvs<T: OnEnd + 'static>(&self, table: T, cx: &Sleepable) -> Result {
+    /// As [`Qp::place_of_table`], for receives, which [`Qp::release_recvs`] releases.
+    pub(crate) fn place_of_recvs<T: OnEnd + 'static>(
+        &self,
+        cx: &Sleepable,
+    ) -> Result<TablePlace<T>> {
         self.inner.reserve_flushes()?;
-        self.keep_table(table, cx)
+        self.place_of_table(cx)
+    }
+
+    /// Keeps a table until the QP, which has given its place, is destroyed.
+    pub(crate) fn keep_table<T: OnEnd + 'static>(&self, place: TablePlace<T>, table: T) {
+        self.inner.context.kept.add(Some(place.put(table)));
     }
 
     /// Returns the QP's number.

@@ -88,12 +88,20 @@ impl Node {
             kept: Left { _owner: owner },
         }))
     }
+}
 
-    /// Allocates the node of an owner whose callbacks are called at the end of the QP. Fails with
-    /// `ENOMEM`.
-    pub(super) fn try_new(kept: impl OnEnd + 'static) -> Result<KBox<Self>> {
-        let node = KBox::<Node<_>>::new_uninit(GFP_KERNEL)?;
-        Ok(node.write(Node { next: None, kept }))
+/// Memory for the node of an owner whose callbacks are called at the end of the QP.
+pub(crate) struct TablePlace<K>(KBox<MaybeUninit<Node<K>>>);
+
+impl<K: OnEnd + 'static> TablePlace<K> {
+    /// Fails with `ENOMEM`.
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self(KBox::new_uninit(GFP_KERNEL)?))
+    }
+
+    /// Makes the node.
+    pub(super) fn put(self, kept: K) -> KBox<Node> {
+        self.0.write(Node { next: None, kept })
     }
 }
 

@@ -223,6 +223,7 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         // SAFETY: The QP keeps the ring, of which this is part, by a `Keeper`, whose drop forgets
         // the CQ.
         let poller = unsafe { qp.inner.send_poller() }.ok_or(EINVAL)?;
+        let place = qp.place_of_table(cx)?;
         let len = owners.next_power_of_two();
         let mut entries = KVec::with_capacity(len as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for _ in 0..len {
@@ -245,11 +246,9 @@ impl<P: CqePointer<ID>, const ID: u64> SendRing<P, ID> {
         };
         let ring = NonNull::from(KBox::leak(KBox::new(ring, GFP_KERNEL)?));
         // INVARIANT: Both are counted.
-        let keeper = Keeper(RingRef(ring));
-        let ring = RingRef(ring);
-        qp.keep_table(keeper, cx)?;
+        qp.keep_table(place, Keeper(RingRef(ring)));
         Ok(Self {
-            ring,
+            ring: RingRef(ring),
             unsignaled: 0,
             reads: false,
             reclaimed: false,
@@ -426,8 +425,8 @@ impl<P: Send + 'static, const ID: u64> OnEnd for Keeper<P, ID> {
 impl<P, const ID: u64> Drop for Keeper<P, ID> {
     fn drop(&mut self) {
         self.0.poller.forget();
-        // SAFETY: The QP is destroyed, or this ring was never used. So no handler takes from the
-        // ring, nor does the producer, who would need the QP. No request uses what the owners have.
+        // SAFETY: The QP is destroyed. So no handler takes from the ring, nor does the producer,
+        // who would need the QP. No request uses what the owners have.
         while unsafe { self.0.pop() }.is_some() {}
     }
 }

@@ -155,7 +155,7 @@ impl RecvRing<'_> {
             table.recvs.push_within_capacity(UnsafeCell::new(recv))?;
         }
         let first = NonNull::from(&mut *table.recvs).cast::<Recv<T>>();
-        qp.keep_recvs(table, cx)?;
+        qp.keep_table(qp.place_of_recvs(cx)?, table);
         let mut result = Ok(());
         for index in 0..self.count as usize {
             // INVARIANT: The QP has the table, and does not end before the receive has. This is the

@@ -72,13 +72,14 @@ impl<W: Send + 'static> Room<W> {
         if !(1..=most).contains(&places) {
             return Err(EINVAL);
         }
+        let place = qp.place_of_table(cx)?;
         let line = Line::new(Ring::new(waiters)?);
         let init = pin_init!(Inner {
             places: Places::new(places),
             line <- kernel::new_spinlock_irq!(line),
         });
         let inner = Arc::pin_init(init, GFP_KERNEL)?;
-        qp.keep_table(Keeper(inner.clone()), cx)?;
+        qp.keep_table(place, Keeper(inner.clone()));
         Ok(Self(inner))
     }
 

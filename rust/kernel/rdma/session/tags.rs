@@ -867,6 +867,7 @@ impl<X: Exchange> Tags<X> {
     {
         // First, so that there is little to drop where a step fails.
         let header = Header::new(&qp.inner, count, generation_bits)?;
+        let place = qp.place_of_table(cx)?;
         let table = KBox::<Table<X>>::new_uninit(GFP_KERNEL)?;
         let mut slots = KVec::with_capacity(count as usize, GFP_KERNEL | __GFP_NOWARN)?;
         for index in 0..count {
@@ -909,10 +910,8 @@ impl<X: Exchange> Tags<X> {
             }
         }
         // INVARIANT: Both are counted.
-        let this = Self(Handle(table));
-        let keeper = Keeper(Handle(table));
-        qp.keep_table(keeper, cx)?;
-        Ok(this)
+        qp.keep_table(place, Keeper(Handle(table)));
+        Ok(Self(Handle(table)))
     }
 
     /// Takes a free tag. Any context. Fails with `EAGAIN` or with the error of [`Tags::close`].
