@@ -81,11 +81,12 @@ impl Header {
         }
         let qp_id = qp.target.qp_id;
         let names_first = qp.names_first();
+        let mask = Mask::new(generation_bits);
         Ok(pin_init!(Self {
             poller,
             qp: qp_id,
             names_first,
-            mask: Mask::new(generation_bits),
+            mask,
             closed: AtomicI32::new(0),
             words,
             count: count as usize,
