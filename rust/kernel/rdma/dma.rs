@@ -265,11 +265,13 @@ impl<D: DeviceReads> Buf<D> {
             .filter(|len| *len <= self.mapped.len())
             .ok_or(EMSGSIZE)?;
         let mut bytes = self.cpu();
-        let mut rest = &mut bytes[..];
+        let mut to = bytes.as_mut_ptr();
         for part in parts {
-            let (to, behind) = core::mem::take(&mut rest).split_at_mut(part.len());
-            to.copy_from_slice(part);
-            rest = behind;
+            // SAFETY: All parts together are not longer than the buffer, which is borrowed.
+            unsafe {
+                ptr::copy_nonoverlapping(part.as_ptr(), to, part.len());
+                to = to.add(part.len());
+            }
         }
         drop(bytes);
         // This is at most the length of the buffer.
