@@ -22,7 +22,8 @@ use core::{
     ptr::{
         self,
         NonNull, //
-    }, //
+    },
+    slice, //
 };
 use kernel::{
     error::from_result,
@@ -48,7 +49,10 @@ use kernel::{
     types::Opaque, //
 };
 use rdma::{
-    dma::ToDevice,
+    dma::{
+        Buf,
+        ToDevice, //
+    },
     prelude::{
         ClientRef,
         Sleepable, //
@@ -339,36 +343,41 @@ impl Message {
         u32::from(self.kind()) == bindings::p9_msg_t_P9_TFLUSH
     }
 
-    /// Copies the first bytes, as many as there are, and returns their number. The copy has another
-    /// tag, and where it flushes a request, the name of that.
-    pub(crate) fn copy(&self, to: &mut [u8], tag: u16, flushes: Option<&Flushed>) -> usize {
-        let len = self.read(to);
-        // size[4] type[1] tag[2] oldtag[2], the last one if it is a flush.
-        if let [_, _, _, _, _, low, high, old_low, old_high, ..] = to {
-            [*low, *high] = tag.to_le_bytes();
-            if let Some(flushed) = flushes {
-                [*old_low, *old_high] = flushed.name().to_le_bytes();
-            }
-        }
-        len
+    /// Copies the first bytes, `most` at most, as many as there are. The copy has another tag, and
+    /// where it flushes a request, the name of that.
+    pub(crate) fn copy(
+        &self,
+        to: &mut Buf<ToDevice>,
+        most: usize,
+        tag: u16,
+        flushes: Option<&Flushed>,
+    ) -> Result {
+        let old = flushes.map(|flushed| flushed.name().to_le_bytes());
+        // size[4] type[1] tag[2], and oldtag[2], which is all the rest, if it is a flush.
+        let head = self.head(most);
+        let front = head.get(..HEADER - 2).ok_or(EINVAL)?;
+        let rest = match &old {
+            Some(old) => old,
+            None => head.get(HEADER..).ok_or(EINVAL)?,
+        };
+        to.fill(&[front, &tag.to_le_bytes(), rest])
     }
 
-    /// Reads the first bytes, as many as there are, and returns their number.
-    fn read(&self, to: &mut [u8]) -> usize {
-        let len = self.len.min(to.len());
-        // SAFETY: By the type invariant there are so many bytes, which are only read; and in `to`.
-        unsafe { ptr::copy_nonoverlapping((*self.half.tc()).sdata, to.as_mut_ptr(), len) };
-        len
+    /// Returns the first bytes, `most` at most, as many as there are.
+    fn head(&self, most: usize) -> &[u8] {
+        // SAFETY: By the type invariant there are so many bytes, which are only read.
+        unsafe { slice::from_raw_parts((*self.half.tc()).sdata, self.len.min(most)) }
     }
 
     /// Returns the request that this flushes (`Tflush`). Not for handlers: `p9_tag_lookup()` spins
     /// while the thread that they have interrupted allocates or frees the request.
     pub(crate) fn flushes(&self, _cx: &Sleepable) -> Option<Flushed> {
-        let mut bytes = [0; HEADER + 2];
-        if !self.is_flush() || self.read(&mut bytes) < bytes.len() {
+        let [_, _, _, _, _, _, _, low, high] = *self.head(self.len) else {
+            return None;
+        };
+        if !self.is_flush() {
             return None;
         }
-        let [.., low, high] = bytes;
         // SAFETY: By the invariant of `Half` the session is valid, and it is not closed.
         let session = unsafe { self.half.session.as_ref() };
         // SAFETY: The client is valid by the invariants of `Half` and `Session`. The request that

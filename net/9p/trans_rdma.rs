@@ -310,12 +310,13 @@ impl Conn {
     /// Binds to a port that only root may bind to, for a server of this address
     /// (`p9_rdma_bind_privport`).
     fn bind_privport(client: &ClientRef, server: SocketAddr, cx: &Sleepable) -> Result<cm::Id> {
+        const END: u16 = bindings::P9_DEF_MAX_RESVPORT as u16 + 1;
         let any = match server {
             SocketAddr::V4(_) => [0_u8; 4].into(),
             SocketAddr::V6(_) => [0_u16; 8].into(),
         };
         let mut options = cm::Options::default();
-        let ports = bindings::P9_DEF_MIN_RESVPORT as u16..=bindings::P9_DEF_MAX_RESVPORT as u16;
+        let ports = bindings::P9_DEF_MIN_RESVPORT as u16..END;
         let bound = ports.rev().find_map(|port| {
             options.src = Some(SocketAddr::new(any, port));
             let id = cm::Id::create_with(client, &options, cx);
@@ -374,7 +375,6 @@ impl Conn {
         let mut tag = tags.wait_killable(cx)?;
         let mut id = tag.id();
         id.index |= first;
-        let mut head = [0; HEAD];
         let mut name = tag_of(id);
         if message.kind() == bindings::p9_msg_t_P9_TVERSION as u8 {
             self.untagged.store(id.to_u32(), Relaxed);
@@ -383,9 +383,8 @@ impl Conn {
         reply.set_name(name);
         // A request that has ended while this has waited gives no name: it may be another one's.
         let flushes = message.flushes(cx);
-        let len = message.copy(&mut head, name, flushes.as_ref());
         let (posted, waiting) = tag.parts();
-        posted.head.fill(&[head.get(..len).ok_or(EINVAL)?])?;
+        message.copy(&mut posted.head, HEAD, name, flushes.as_ref())?;
         match message.rest(HEAD, posted.list.take().ok_or(EINVAL)?) {
             // The client has no connection where this fails.
             Ok(rest) => posted.rest = Some(SgMap::new(&self.pd, rest)?),
