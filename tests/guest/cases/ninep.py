@@ -720,11 +720,11 @@ def declare(prefix, slow, transport):
         *((f"a server that lies: {how}", lied, how) for how in FEW_LIES))
     longer = (
         ("a tree is copied, and read back", tree),
+        ("a source is copied, compared and compiled", compiled),
         ("fio verifies what many processes have written, more than requests can be sent at once", verify),
         (f"{PROCESSES} processes at once", many),
         *((f"a server that lies: {how}", lied, how) for how in LIES if how not in FEW_LIES))
-    longest = (("a source is copied, compared and compiled", compiled),)
-    for group, cases in (prefix, short), (prefix if STOCK else slow, longer), (slow, longest):
+    for group, cases in (prefix, short), (prefix if STOCK else slow, longer):
         for name, function, *args in cases:
             case(f"{group}: {name}", transport, *args)(function)
             # Debian's kernel has no siw.
