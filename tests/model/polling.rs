@@ -2,7 +2,7 @@
 
 //! The poll lock of a CQ: one thread at a time holds it, and sees what was done under it before.
 
-use crate::counters::{Empties, PollLock};
+use crate::counters::{Empties, Ends, PollLock};
 use loom::{
     cell::UnsafeCell,
     sync::{Arc, Mutex},
@@ -112,5 +112,26 @@ fn empty_cq_has_nothing_old() {
         assert!(empties.since(mark));
         let none = Empties::new(false);
         assert!(none.since(none.mark()));
+        assert!(!none.since(Empties::NEVER) && !empties.since(Empties::NEVER));
+    });
+}
+
+/// Whoever gets the number of an MR that is gone knows that its end has begun. Whoever finds all
+/// gone finds its number free.
+#[test]
+fn number_that_comes_again_is_known() {
+    loom::model(|| {
+        let shared = Arc::new((Ends::new(), Mutex::new(true)));
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || shared.0.during(|| *shared.1.lock().unwrap() = false))
+        };
+        let (ends, in_use) = &*shared;
+        let gone = ends.all_gone();
+        let in_use = *in_use.lock().unwrap();
+        assert!(in_use || ends.begun() == 1);
+        assert!(!in_use || gone != Some(1));
+        other.join().unwrap();
+        assert_eq!(ends.all_gone(), Some(1));
     });
 }

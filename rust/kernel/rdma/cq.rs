@@ -35,6 +35,7 @@ use crate::{
         AtomicBool,
         AtomicPtr,
         AtomicU32,
+        AtomicUsize,
         Ordering, //
     },
     cqe,
@@ -63,6 +64,10 @@ use core::{
 use kernel::{
     sync::{
         atomic,
+        barrier::{
+            self,
+            smp_mb, //
+        },
         rcu::synchronize_rcu, //
     },
     workqueue, //
@@ -330,6 +335,11 @@ fn create(mut attr: InitAttr<'_>, _cx: &Sleepable) -> Result<Shared> {
     let waiting = (kind == Kind::Created).then(Waiting::new).transpose()?;
     let dev = attr.dev;
     let mut object = dev.object(crate::refs::ObjectKind::Cq);
+    // What is gone leaves nothing in a CQ that does not exist yet.
+    let gone = match kind {
+        Kind::Pooled => 0,
+        _ => dev.inner().mrs.all_gone().unwrap_or(0),
+    };
     let raw = attr.create_raw()?;
     // SAFETY: The CQ was just made or taken; its size and its number do not change.
     let (cqe, num) = unsafe { ((*raw.as_ptr()).cqe, (*raw.as_ptr()).res.id) };
@@ -355,6 +365,7 @@ fn create(mut attr: InitAttr<'_>, _cx: &Sleepable) -> Result<Shared> {
         // More than a `c_int` can be was refused.
         free: FreeCqes::new(entries.try_into().unwrap_or(i32::MAX)),
         entries,
+        quiet: AtomicUsize::new(gone),
         kind,
         waiting,
         dev: dev.clone(),
@@ -438,6 +449,9 @@ pub(crate) struct Inner {
     kind: Kind,
     free: FreeCqes,
     entries: u32,
+    /// The number of MRs that were gone when the core's poller had nothing to do. No completion by
+    /// a key of one of them is left.
+    quiet: AtomicUsize,
     /// `None` unless the CQ can be waited for.
     waiting: Option<Arc<Waiting>>,
     pub(crate) dev: Device,
@@ -549,6 +563,20 @@ impl Inner {
     /// Returns whether the core's poller of the CQ has nothing to do: what had completed before is
     /// processed. `true` if callers poll the CQ.
     pub(crate) fn is_idle(&self, _cx: &Sleepable) -> bool {
+        // SAFETY: The CQ is valid while `self` lives.
+        let context = unsafe { (*self.raw.as_ptr()).poll_ctx };
+        // A poller that has just ended its turn may find that it has missed a completion. It is
+        // scheduled again by the end of the softirq.
+        self.is_idle_now()
+            && (context != Softirq::RAW || {
+                synchronize_rcu();
+                self.is_idle_now()
+            })
+    }
+
+    /// As [`Inner::is_idle`], by one look: a softirq may be about to find that it has missed a
+    /// completion. Any context.
+    fn is_idle_now(&self) -> bool {
         /// `IRQ_POLL_F_SCHED`.
         const SCHEDULED: c_ulong = 1 << 0;
         let cq = self.raw.as_ptr();
@@ -557,19 +585,33 @@ impl Inner {
         unsafe {
             match (*cq).poll_ctx {
                 Direct::RAW => true,
-                // A poller that has just ended its turn may find that it has missed a completion.
-                // It is scheduled again by the end of the softirq.
                 Softirq::RAW => {
                     let iop = (&raw const (*cq).__bindgen_anon_1.iop).cast::<bindings::irq_poll>();
-                    let is_idle = || (&raw const (*iop).state).read_volatile() & SCHEDULED == 0;
-                    is_idle() && {
-                        synchronize_rcu();
-                        is_idle()
-                    }
+                    (&raw const (*iop).state).read_volatile() & SCHEDULED == 0
                 }
                 _ => bindings::work_busy((&raw mut (*cq).__bindgen_anon_1.work).cast()) == 0,
             }
         }
+    }
+
+    /// Returns what [`Empties::since`] is to be told, for completions by keys of an MR that was
+    /// made when the end of `born` others had begun. Where the core polls,
+    /// [`Empties::NEVER`] unless its poller has had nothing to do since they were gone: a handler
+    /// may sleep for as long as it likes, and completions by the key of one of them be in the CQ.
+    pub(crate) fn mark(&self, born: usize) -> usize {
+        if self.is_caller_polled() || self.quiet.load(Ordering::Acquire) >= born {
+            return self.empties.mark();
+        }
+        let Some(gone) = self.dev.inner().mrs.all_gone() else {
+            return Empties::NEVER;
+        };
+        // As where a drain waits for handlers, what has happened comes before the look.
+        smp_mb(barrier::Full);
+        if !self.is_idle_now() {
+            return Empties::NEVER;
+        }
+        self.quiet.store(gone, Ordering::Release);
+        self.empties.mark()
     }
 
     /// Waits until the core's poller of the CQ has handled what it has polled, even if it

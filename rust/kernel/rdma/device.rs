@@ -14,6 +14,7 @@ use crate::{
     prelude::internal::*,
     refs,
     removal,
+    sync::Ends,
     timeouts::TimeoutFlush, //
 };
 use core::net::{
@@ -67,6 +68,8 @@ pub(crate) struct Inner {
     queue: deferred::Workqueue,
     /// The dropped objects of those types of which there may be hundreds.
     pub(crate) dropped: deferred::Dropped,
+    /// The MRs that are gone.
+    pub(crate) mrs: Ends,
 }
 
 /// `ib_event_handler.handler`.
@@ -117,6 +120,7 @@ impl Inner {
             flushes,
             queue: deferred::Workqueue::new(c"rdma_rs")?,
             dropped: deferred::Dropped::new(),
+            mrs: Ends::new(),
         });
         KBox::pin_init(init, GFP_KERNEL)
     }

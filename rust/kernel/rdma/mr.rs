@@ -49,6 +49,7 @@ use crate::{
         self,
         SgBuf, //
     },
+    sync::Empties,
     wc,
     wr, //
 };
@@ -183,7 +184,7 @@ const TRUSTED: u64 = 255 * state::GENERATION;
 ///   an invalidation is posted its completion has the claim, and `cqe` has the callback for the
 ///   type of the owner that `claimed.user` is from.
 /// - `claimed.qp` and `claimed.recv_cq` are of one QP, whose PD is or was `pd`, and which may be
-///   gone; or of none.
+///   gone; or of none. `claimed.known` is `claimed.qp`, or none.
 #[doc(hidden)]
 #[repr(C)]
 pub struct FastRegMr {
@@ -207,10 +208,14 @@ struct Claimed {
     rkey: u32,
     /// The QP that the registration was posted to.
     qp: QpId,
+    /// The same, unless the next registration has to look at its CQ again.
+    known: QpId,
     /// The CQ whose completions may prove a remote invalidation.
     recv_cq: *const bindings::ib_cq,
-    /// The mark of that CQ at the first registration there.
+    /// The mark of that CQ at the first registration there that was given one.
     mark: usize,
+    /// The number of MRs whose end had begun when this one was made.
+    born: usize,
     /// The last generation whose key no earlier completion of that CQ can have, by the last proof
     /// there. Zero, which is none, before the first one.
     trusted: u64,
@@ -219,13 +224,14 @@ struct Claimed {
 }
 
 impl Claimed {
-    /// Notes the QP that the MR, which is of `pd`, is registered through from now on. Returns
-    /// `false` if the QP is of another PD.
-    fn change_qp(&mut self, pd: PdId, target: &wr::PostTarget) -> bool {
+    /// Notes the QP that the MR, which is of `pd` and was registered up to this generation, is
+    /// registered through from now on. Returns `false` if the QP is of another PD.
+    fn change_qp(&mut self, pd: PdId, target: &wr::PostTarget, generation: u64) -> bool {
         if target.pd != pd {
             return false;
         }
-        let recv_cq = target.recv_cq().raw.as_ptr();
+        let cq = target.recv_cq();
+        let recv_cq = cq.raw.as_ptr();
         if self.recv_cq != recv_cq {
             // Nothing is known of what is left in this CQ, unless it is the MR's first.
             if !self.recv_cq.is_null() {
@@ -233,10 +239,19 @@ impl Claimed {
                 self.trusted_empty = 0;
             }
             self.recv_cq = recv_cq;
-            self.mark = target.recv_cq().empties.mark();
+            self.mark = Empties::NEVER;
+        }
+        // Later it would serve none.
+        let wants_mark = self.mark == Empties::NEVER && generation < self.trusted_empty;
+        if wants_mark {
+            self.mark = cq.mark(self.born);
         }
         // INVARIANT: `recv_cq` is of this QP, too.
         self.qp = target.qp_id;
+        self.known = match wants_mark && self.mark == Empties::NEVER {
+            true => QpId::NONE,
+            false => target.qp_id,
+        };
         true
     }
 
@@ -273,7 +288,8 @@ impl deferred::Teardown for FastRegMr {
     fn teardown(&self, _cx: &Sleepable) -> Result {
         // SAFETY: By the type invariant `raw` is an MR of `pd`. It is owned by `self`, which is
         // dropped, so no request uses it. After this no peer can reach the memory.
-        let ret = unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut()) };
+        let dereg = || unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut()) };
+        let ret = self.pd.device().inner().mrs.during(dereg);
         deferred::destroyed(fmt!("an MR with its memory"), ret)
     }
 }
@@ -353,8 +369,10 @@ impl Mr {
                 user: ptr::null_mut(),
                 rkey: 0,
                 qp: QpId::NONE,
+                known: QpId::NONE,
                 recv_cq: ptr::null(),
-                mark: 0,
+                mark: Empties::NEVER,
+                born: dev.inner().mrs.begun(),
                 trusted: 0,
                 trusted_empty: if dev.is_iwarp() { 0 } else { TRUSTED },
             }),
@@ -668,7 +686,7 @@ impl<D: dma::AnyDirection, M: Memory<D>, S: State> Region<D, M, S> {
         // other user.
         let claimed = unsafe { &mut *mr.claimed.get() };
         // The CQ of that QP is `claimed.recv_cq`. Of any other it is to be seen.
-        if key != claimed.rkey || qp.id() != claimed.qp || generation > claimed.trusted {
+        if key != claimed.rkey || qp.id() != claimed.known || generation > claimed.trusted {
             wc::unlikely();
             return mr.remote_invalidated_first(claimed, state, key, cq);
         }

@@ -361,6 +361,9 @@ impl Spsc {
 pub(crate) struct Empties(AtomicUsize);
 
 impl Empties {
+    /// The mark of a time since which the CQ was never found empty.
+    pub(crate) const NEVER: usize = usize::MAX;
+
     pub(crate) fn new(callers_poll: bool) -> Self {
         // INVARIANT: The CQ was not polled, or callers do not poll it.
         Self(AtomicUsize::new(if callers_poll { 1 } else { usize::MAX }))
@@ -389,6 +392,47 @@ impl Empties {
     #[inline]
     pub(crate) fn since(&self, mark: usize) -> bool {
         self.0.load(Ordering::Relaxed) > mark
+    }
+}
+
+/// The numbers of MRs of a device whose end has begun, and of those that are gone. C gives the
+/// number of one that is gone, and with it the keys, to another.
+///
+/// # Invariants
+///
+/// `gone` is not more than `begun`.
+pub(crate) struct Ends {
+    begun: AtomicUsize,
+    gone: AtomicUsize,
+}
+
+impl Ends {
+    pub(crate) fn new() -> Self {
+        // INVARIANT: There was none.
+        Self {
+            begun: AtomicUsize::new(0),
+            gone: AtomicUsize::new(0),
+        }
+    }
+
+    /// Calls `end`, which ends one.
+    pub(crate) fn during<T>(&self, end: impl FnOnce() -> T) -> T {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let ended = end();
+        self.gone.fetch_add(1, Ordering::SeqCst);
+        ended
+    }
+
+    /// Returns the number of those whose end has begun. One that was just made has a number that is
+    /// new, or that one of them had.
+    pub(crate) fn begun(&self) -> usize {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of those whose end has begun, if all of them are gone.
+    pub(crate) fn all_gone(&self) -> Option<usize> {
+        let gone = self.gone.load(Ordering::SeqCst);
+        (gone == self.begun()).then_some(gone)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::fixture::{
     both,
     invalidate,
     register,
+    wait,
     write,
     Env,
     Inbox,
@@ -13,12 +14,17 @@ use crate::fixture::{
     Null,
     NullEnv,
     OnDone,
-    Polled, //
+    Polled,
+    RegOwner, //
 };
 use kernel::{
     new_spinlock_irq,
     prelude::*,
-    sync::SpinLockIrq, //
+    sync::SpinLockIrq,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 use rdma::prelude::*;
 use rdma_null::Injection;
@@ -202,6 +208,98 @@ fn end_unpolled(
     Ok((region, proved))
 }
 
+/// The number of MRs that a null device can have: it gives their numbers in turn.
+const MRS: usize = 4096;
+
+type Ours = Arc<SharedRegion<Bidirectional>>;
+
+/// Registers a region with side `a`, and does not wait.
+fn register_shared<C: PollContext + Provides<context::Atomic>>(
+    qp: &Qp<C>,
+    region: &Ours,
+) -> Result<Remote> {
+    Ok(qp.post_send(RegOwner::new(region)?, |o| Ok(both(&o.region)))?)
+}
+
+/// Has side `b` invalidate a key, and returns what `handle` does in the handler of the message.
+fn invalidated<C: Polled + Provides<Sleepable>>(
+    null: &Null<C>,
+    rkey: u32,
+    handle: impl FnOnce(&wc::Success<'_>, &Sleepable) -> Result<bool> + Unpin + Send + 'static,
+) -> Result<bool> {
+    let said = Arc::pin_init(new_spinlock_irq!(None), GFP_KERNEL)?;
+    let handled = said.clone();
+    let handler = OnDone::<Sleepable, _>::new(move |wc, cx| {
+        let result = wc.result().map_err(Error::from);
+        let result = result.and_then(|wc| handle(&wc, cx));
+        *handled.lock() = Some(result);
+    })?;
+    null.a.post_recv(handler, |_| Ok(RecvWr::new([])))?;
+    let message = OnDone::<context::Atomic, _>::new(|_, _| {})?;
+    (null.b).post_send(message, |_| Ok(SendWr::send([]).invalidating(rkey)))?;
+    wait(|| said.lock().is_some())?;
+    let result = said.lock().take();
+    result.ok_or(ENODATA)?
+}
+
+/// In the handler of a completion, makes an MR with the key that this has invalidated, which was
+/// that of an earlier one. The completion must not be proof for it.
+fn key_comes_again<C: Polled + Provides<Sleepable>>() -> Result {
+    let null = Null::<C>::new()?;
+    let early = null.env.region(8)?;
+    let remote = register_shared(&null.a, &early)?;
+    let (dev, pd, qp) = (null.dev.clone(), null.env.pd.clone(), null.a.clone());
+    let proved = invalidated(&null, remote.rkey, move |wc, cx| {
+        check_eq!(wc.invalidated_rkey(), Some(remote.rkey));
+        drop(early);
+        wait(|| dev.objects()[3] == 0)?;
+        for _ in 1..MRS {
+            Mr::alloc(&pd, 1, cx)?;
+        }
+        let region: Whole = Region::new(Buf::alloc(&pd, 8, cx)?, cx)?;
+        let region = Arc::new(region.into_shared(), GFP_KERNEL)?;
+        check_eq!(register_shared(&qp, &region)?.rkey, remote.rkey);
+        Ok(region.remote_invalidated(wc, &qp))
+    })?;
+    check!(!proved);
+    Ok(())
+}
+
+/// Registers a region for the first time in a handler, after another one has gone if `gone` is set.
+/// Then has the peer invalidate it, at once or, after a pause of so many milliseconds, when it is
+/// registered again. Returns whether that was proof.
+fn first_in_handler<C: Polled + Provides<Sleepable>>(
+    gone: bool,
+    pause: Option<i64>,
+) -> Result<bool> {
+    let null = Null::<C>::new()?;
+    let early = null.env.region(8)?;
+    let remote = register_shared(&null.a, &early)?;
+    if gone {
+        drop(Mr::alloc(&null.env.pd, 1, &null.env.cx)?);
+        wait(|| null.dev.objects()[3] == 1)?;
+    }
+    let region = null.env.region(8)?;
+    let key = Arc::pin_init(new_spinlock_irq!(0), GFP_KERNEL)?;
+    let (ours, qp, to) = (region.clone(), null.a.clone(), key.clone());
+    invalidated(&null, remote.rkey, move |_, _| {
+        *to.lock() = register_shared(&qp, &ours)?.rkey;
+        Ok(true)
+    })?;
+    let mut rkey = *key.lock();
+    if let Some(ms) = pause {
+        let owner = RegOwner::new(&region)?;
+        null.a.post_send(owner, |o| Ok(InvWr::new(&o.region)))?;
+        wait(|| region.is_idle())?;
+        fsleep(Delta::from_millis(ms));
+        rkey = register_shared(&null.a, &region)?.rkey;
+    }
+    let (ours, qp) = (region.clone(), null.a.clone());
+    invalidated(&null, rkey, move |wc, _| {
+        Ok(ours.remote_invalidated(wc, &qp))
+    })
+}
+
 #[kunit_tests(rdma_mr_remote)]
 mod tests {
     use super::*;
@@ -257,6 +355,33 @@ mod tests {
             }
         }
         Ok(())
+    }
+
+    /// A handler may sleep for long, and its completion be of an earlier MR of that key.
+    #[test]
+    fn completion_of_an_earlier_mr_is_no_proof() -> Result {
+        key_comes_again::<Workqueue>()?;
+        key_comes_again::<UnboundWorkqueue>()
+    }
+
+    /// Where no MR has gone, none had the key before.
+    #[test]
+    fn first_key_of_a_device_is_proof_while_the_cq_is_polled() -> Result {
+        check!(first_in_handler::<Workqueue>(false, None)?);
+        check!(!first_in_handler::<Workqueue>(true, None)?);
+        Ok(())
+    }
+
+    /// The CQ is looked at again while it is not known whether it has something of an MR that is
+    /// gone.
+    #[test]
+    fn later_registration_is_proof_once_the_poller_has_idled() -> Result {
+        for ms in 0..100 {
+            if first_in_handler::<Workqueue>(true, Some(ms))? {
+                return Ok(());
+            }
+        }
+        Err(crate::check::fail("the CQ was not looked at again"))
     }
 
     /// A completion in an array may be handled at any time.

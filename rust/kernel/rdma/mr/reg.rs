@@ -183,9 +183,9 @@ impl<S: State> wr::WrOp for RegOp<S> {
         // SAFETY: The state was just claimed, so by the invariant of `FastRegMr` `claimed` has no
         // other user.
         let claimed = unsafe { &mut *mr.claimed.get() };
-        if claimed.qp != target.qp_id {
+        if claimed.known != target.qp_id {
             wc::unlikely();
-            if !claimed.change_qp(mr.pd.id(), target) {
+            if !claimed.change_qp(mr.pd.id(), target, state.generation()) {
                 state.set_idle();
                 return Err(EINVAL);
             }
