@@ -5,7 +5,7 @@
 use crate::counters::{Empties, Ends, PollLock};
 use loom::{
     cell::UnsafeCell,
-    sync::{Arc, Mutex},
+    sync::{atomic::AtomicUsize, Arc, Mutex},
     thread,
 };
 
@@ -121,17 +121,27 @@ fn empty_cq_has_nothing_old() {
 #[test]
 fn number_that_comes_again_is_known() {
     loom::model(|| {
-        let shared = Arc::new((Ends::new(), Mutex::new(true)));
-        let other = {
+        let last = [0, 0].map(AtomicUsize::new).into_iter().collect::<Vec<_>>();
+        let shared = Arc::new((Ends::new(last), Mutex::new([true; 2])));
+        let end = |number: u32| {
             let shared = shared.clone();
-            thread::spawn(move || shared.0.during(|| *shared.1.lock().unwrap() = false))
+            move || {
+                let free = || shared.1.lock().unwrap()[number as usize] = false;
+                shared.0.during(number, free);
+            }
         };
+        let other = thread::spawn(end(1));
+        let another = thread::spawn(end(0));
         let (ends, in_use) = &*shared;
         let gone = ends.all_gone();
         let in_use = *in_use.lock().unwrap();
-        assert!(in_use || ends.begun() == 1);
-        assert!(!in_use || gone != Some(1));
+        for (number, in_use) in (0..).zip(in_use) {
+            let before = ends.before(number);
+            assert!(in_use || before > 0);
+            assert!(!in_use || before == 0 || gone < before);
+        }
         other.join().unwrap();
-        assert_eq!(ends.all_gone(), Some(1));
+        another.join().unwrap();
+        assert_eq!(ends.all_gone(), 2);
     });
 }

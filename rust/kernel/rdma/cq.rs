@@ -338,7 +338,7 @@ fn create(mut attr: InitAttr<'_>, _cx: &Sleepable) -> Result<Shared> {
     // What is gone leaves nothing in a CQ that does not exist yet.
     let gone = match kind {
         Kind::Pooled => 0,
-        _ => dev.inner().mrs.all_gone().unwrap_or(0),
+        _ => dev.inner().mrs.all_gone(),
     };
     let raw = attr.create_raw()?;
     // SAFETY: The CQ was just made or taken; its size and its number do not change.
@@ -449,8 +449,8 @@ pub(crate) struct Inner {
     kind: Kind,
     free: FreeCqes,
     entries: u32,
-    /// The number of MRs that were gone when the core's poller had nothing to do. No completion by
-    /// a key of one of them is left.
+    /// The number of the first MRs that were gone when the core's poller had nothing to do. No
+    /// completion by a key of one of them is left.
     quiet: AtomicUsize,
     /// `None` unless the CQ can be waited for.
     waiting: Option<Arc<Waiting>>,
@@ -594,20 +594,18 @@ impl Inner {
         }
     }
 
-    /// Returns what [`Empties::since`] is to be told, for completions by keys of an MR that was
-    /// made when the end of `born` others had begun. Where the core polls,
-    /// [`Empties::NEVER`] unless its poller has had nothing to do since they were gone: a handler
-    /// may sleep for as long as it likes, and completions by the key of one of them be in the CQ.
-    pub(crate) fn mark(&self, born: usize) -> usize {
-        if self.is_caller_polled() || self.quiet.load(Ordering::Acquire) >= born {
+    /// Returns what [`Empties::since`] is to be told, for completions by keys of an MR, of which
+    /// the one of this order in [`Ends`](crate::sync::Ends) may have had the same. Where the core
+    /// polls, [`Empties::NEVER`] unless its poller has had nothing to do since that was gone: a
+    /// handler may sleep for as long as it likes, and completions by those keys be in the CQ.
+    pub(crate) fn mark(&self, before: usize) -> usize {
+        if self.is_caller_polled() || self.quiet.load(Ordering::Acquire) >= before {
             return self.empties.mark();
         }
-        let Some(gone) = self.dev.inner().mrs.all_gone() else {
-            return Empties::NEVER;
-        };
+        let gone = self.dev.inner().mrs.all_gone();
         // As where a drain waits for handlers, what has happened comes before the look.
         smp_mb(barrier::Full);
-        if !self.is_idle_now() {
+        if gone < before || !self.is_idle_now() {
             return Empties::NEVER;
         }
         self.quiet.store(gone, Ordering::Release);

@@ -8,6 +8,7 @@
 //! C header: [`include/rdma/ib_verbs.h`](srctree/include/rdma/ib_verbs.h) (`struct ib_device`)
 
 use crate::{
+    atomic::AtomicUsize,
     client,
     deferred,
     objects,
@@ -68,8 +69,9 @@ pub(crate) struct Inner {
     queue: deferred::Workqueue,
     /// The dropped objects of those types of which there may be hundreds.
     pub(crate) dropped: deferred::Dropped,
-    /// The MRs that are gone.
-    pub(crate) mrs: Ends,
+    /// The MRs that are gone. Those of other clients are of other PDs: a message invalidates the
+    /// keys of its QP's PD only.
+    pub(crate) mrs: Ends<KVec<AtomicUsize>>,
 }
 
 /// `ib_event_handler.handler`.
@@ -86,6 +88,9 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
+    /// The places by which numbers of MRs are told apart: a page of them.
+    const MR_PLACES: usize = 4096 / size_of::<AtomicUsize>();
+
     /// # Safety
     ///
     /// The device is registered, and the client outlives that and this.
@@ -99,6 +104,10 @@ impl Inner {
         let mut flushes = KVec::new();
         for _ in 0..=ports {
             flushes.push(KBox::pin_init(TimeoutFlush::new(), GFP_KERNEL)?, GFP_KERNEL)?;
+        }
+        let mut last = KVec::with_capacity(Self::MR_PLACES, GFP_KERNEL)?;
+        for _ in 0..Self::MR_PLACES {
+            last.push_within_capacity(AtomicUsize::new(0))?;
         }
         // INVARIANT: The device stays registered until its `remove` has returned, which kills the
         // refs and waits. The caller promises that the client outlives it.
@@ -120,7 +129,7 @@ impl Inner {
             flushes,
             queue: deferred::Workqueue::new(c"rdma_rs")?,
             dropped: deferred::Dropped::new(),
-            mrs: Ends::new(),
+            mrs: Ends::new(last),
         });
         KBox::pin_init(init, GFP_KERNEL)
     }

@@ -38,10 +38,7 @@ use crate::{
         Buf, //
     },
     objects,
-    pd::{
-        Pd,
-        PdId, //
-    },
+    pd::Pd,
     prelude::internal::*,
     qp::Qp,
     qp_id::QpId,
@@ -173,6 +170,11 @@ impl<D: dma::Direction> OwnMemory<D> for SgBuf<D> {
 /// the consumer's part of a key has eight bits.
 const TRUSTED: u64 = 255 * state::GENERATION;
 
+/// Returns the device's part of a key, which is the same in all keys of an MR.
+fn number(rkey: u32) -> u32 {
+    rkey >> 8
+}
+
 /// An MR and what it needs at its end.
 ///
 /// # Invariants
@@ -214,8 +216,8 @@ struct Claimed {
     recv_cq: *const bindings::ib_cq,
     /// The mark of that CQ at the first registration there that was given one.
     mark: usize,
-    /// The number of MRs whose end had begun when this one was made.
-    born: usize,
+    /// The order of the last MR that may have had the number of this one.
+    before: usize,
     /// The last generation whose key no earlier completion of that CQ can have, by the last proof
     /// there. Zero, which is none, before the first one.
     trusted: u64,
@@ -224,10 +226,10 @@ struct Claimed {
 }
 
 impl Claimed {
-    /// Notes the QP that the MR, which is of `pd` and was registered up to this generation, is
-    /// registered through from now on. Returns `false` if the QP is of another PD.
-    fn change_qp(&mut self, pd: PdId, target: &wr::PostTarget, generation: u64) -> bool {
-        if target.pd != pd {
+    /// Notes the QP that the MR, whose part this is, is registered through from now on. Returns
+    /// `false` if the QP is of another PD.
+    fn change_qp(&mut self, mr: &FastRegMr, target: &wr::PostTarget) -> bool {
+        if target.pd != mr.pd.id() {
             return false;
         }
         let cq = target.recv_cq();
@@ -242,9 +244,9 @@ impl Claimed {
             self.mark = Empties::NEVER;
         }
         // Later it would serve none.
-        let wants_mark = self.mark == Empties::NEVER && generation < self.trusted_empty;
+        let wants_mark = self.mark == Empties::NEVER && mr.generation() < self.trusted_empty;
         if wants_mark {
-            self.mark = cq.mark(self.born);
+            self.mark = cq.mark(self.before);
         }
         // INVARIANT: `recv_cq` is of this QP, too.
         self.qp = target.qp_id;
@@ -289,7 +291,10 @@ impl deferred::Teardown for FastRegMr {
         // SAFETY: By the type invariant `raw` is an MR of `pd`. It is owned by `self`, which is
         // dropped, so no request uses it. After this no peer can reach the memory.
         let dereg = || unsafe { bindings::ib_dereg_mr_user(self.raw.as_ptr(), ptr::null_mut()) };
-        let ret = self.pd.device().inner().mrs.during(dereg);
+        // SAFETY: `raw` is an MR until then, which nothing else uses.
+        let rkey = unsafe { (*self.raw.as_ptr()).rkey };
+        let mrs = &self.pd.device().inner().mrs;
+        let ret = mrs.during(number(rkey), dereg);
         deferred::destroyed(fmt!("an MR with its memory"), ret)
     }
 }
@@ -303,6 +308,12 @@ impl FastRegMr {
         // SAFETY: `S` is transparent over a `u64`, as each `State` is. As the caller promises, it
         // is the type that all others use, or there are no others.
         unsafe { &*self.state.get().cast() }
+    }
+
+    /// Returns the generation that the MR was registered up to. It is claimed.
+    fn generation(&self) -> u64 {
+        // SAFETY: Nothing writes the state of an MR that is claimed, but who has the claim.
+        unsafe { self.state.get().read() & !state::STATE }
     }
 
     /// As [`Region::remote_invalidated`], where it is no proof, or the first one, or the MR was
@@ -360,7 +371,8 @@ impl Mr {
         })?;
         let mr = NonNull::new(mr).ok_or(ENOMEM)?;
         // SAFETY: The MR was just allocated, and its number does not change.
-        object.num = Some(unsafe { (*mr.as_ptr()).res.id });
+        let (num, rkey) = unsafe { ((*mr.as_ptr()).res.id, (*mr.as_ptr()).rkey) };
+        object.num = Some(num);
         object.summary = objects::Summary::Mr { pages };
         // INVARIANT: The MR is new.
         Ok(Self(reserved.fill(FastRegMr {
@@ -372,7 +384,7 @@ impl Mr {
                 known: QpId::NONE,
                 recv_cq: ptr::null(),
                 mark: Empties::NEVER,
-                born: dev.inner().mrs.begun(),
+                before: dev.inner().mrs.before(number(rkey)),
                 trusted: 0,
                 trusted_empty: if dev.is_iwarp() { 0 } else { TRUSTED },
             }),

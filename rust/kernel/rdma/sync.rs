@@ -395,44 +395,64 @@ impl Empties {
     }
 }
 
-/// The numbers of MRs of a device whose end has begun, and of those that are gone. C gives the
+/// The MRs of a device whose end has begun, in that order, and those that are gone. C gives the
 /// number of one that is gone, and with it the keys, to another.
 ///
 /// # Invariants
 ///
-/// `gone` is not more than `begun`.
-pub(crate) struct Ends {
+/// - `gone` is not more than `begun`, and the first `all_gone` are gone.
+/// - `last` is not empty. In the place of a number, which others share, is the order of the last
+///   one that has begun to end, or zero.
+pub(crate) struct Ends<L> {
     begun: AtomicUsize,
     gone: AtomicUsize,
+    all_gone: AtomicUsize,
+    last: L,
 }
 
-impl Ends {
-    pub(crate) fn new() -> Self {
+impl<L: core::ops::Deref<Target = [AtomicUsize]>> Ends<L> {
+    /// Returns the ends of none. `last` are zeros, one at least.
+    pub(crate) fn new(last: L) -> Self {
         // INVARIANT: There was none.
         Self {
             begun: AtomicUsize::new(0),
             gone: AtomicUsize::new(0),
+            all_gone: AtomicUsize::new(0),
+            last,
         }
     }
 
-    /// Calls `end`, which ends one.
-    pub(crate) fn during<T>(&self, end: impl FnOnce() -> T) -> T {
-        self.begun.fetch_add(1, Ordering::SeqCst);
+    /// Returns the place of a number.
+    fn last(&self, number: u32) -> Option<&AtomicUsize> {
+        let place = (number as usize).checked_rem(self.last.len())?;
+        self.last.get(place)
+    }
+
+    /// Calls `end`, which ends the one of this number.
+    pub(crate) fn during<T>(&self, number: u32, end: impl FnOnce() -> T) -> T {
+        let order = self.begun.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        if let Some(last) = self.last(number) {
+            // INVARIANT: Of two at a time the later one stays.
+            last.fetch_max(order, Ordering::SeqCst);
+        }
         let ended = end();
-        self.gone.fetch_add(1, Ordering::SeqCst);
+        let gone = self.gone.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        if gone == self.begun.load(Ordering::SeqCst) {
+            // INVARIANT: None has begun that is not gone.
+            self.all_gone.fetch_max(gone, Ordering::SeqCst);
+        }
         ended
     }
 
-    /// Returns the number of those whose end has begun. One that was just made has a number that is
-    /// new, or that one of them had.
-    pub(crate) fn begun(&self) -> usize {
-        self.begun.load(Ordering::SeqCst)
+    /// Returns the order of the last one that may have had the number of one that was just made.
+    pub(crate) fn before(&self, number: u32) -> usize {
+        self.last(number)
+            .map_or(usize::MAX, |last| last.load(Ordering::SeqCst))
     }
 
-    /// Returns the number of those whose end has begun, if all of them are gone.
-    pub(crate) fn all_gone(&self) -> Option<usize> {
-        let gone = self.gone.load(Ordering::SeqCst);
-        (gone == self.begun()).then_some(gone)
+    /// Returns how many of the first are gone.
+    pub(crate) fn all_gone(&self) -> usize {
+        self.all_gone.load(Ordering::SeqCst)
     }
 }
 

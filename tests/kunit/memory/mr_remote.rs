@@ -265,9 +265,12 @@ fn key_comes_again<C: Polled + Provides<Sleepable>>() -> Result {
     Ok(())
 }
 
-/// Registers a region for the first time in a handler, after another one has gone if `gone` is set.
-/// Then has the peer invalidate it, at once or, after a pause of so many milliseconds, when it is
-/// registered again. Returns whether that was proof.
+/// The numbers of MRs that a device tells apart, as far as it knows which are gone.
+const PLACES: usize = 4096 / size_of::<usize>();
+
+/// Registers a region for the first time in a handler; after one that may have had its number has
+/// gone, if `gone` is set. Then has the peer invalidate it, at once or, after a pause of so many
+/// milliseconds, when it is registered again. Returns whether that was proof.
 fn first_in_handler<C: Polled + Provides<Sleepable>>(
     gone: bool,
     pause: Option<i64>,
@@ -276,7 +279,9 @@ fn first_in_handler<C: Polled + Provides<Sleepable>>(
     let early = null.env.region(8)?;
     let remote = register_shared(&null.a, &early)?;
     if gone {
-        drop(Mr::alloc(&null.env.pd, 1, &null.env.cx)?);
+        for _ in 0..PLACES {
+            Mr::alloc(&null.env.pd, 1, &null.env.cx)?;
+        }
         wait(|| null.dev.objects()[3] == 1)?;
     }
     let region = null.env.region(8)?;

@@ -185,7 +185,7 @@ impl<S: State> wr::WrOp for RegOp<S> {
         let claimed = unsafe { &mut *mr.claimed.get() };
         if claimed.known != target.qp_id {
             wc::unlikely();
-            if !claimed.change_qp(mr.pd.id(), target, state.generation()) {
+            if !claimed.change_qp(mr, target) {
                 state.set_idle();
                 return Err(EINVAL);
             }

@@ -28,7 +28,7 @@ const INVALIDATING: u64 = 3;
 /// state, so that the compiler tests that one only.
 const REGISTERED: u64 = 4;
 
-const STATE: u64 = 7;
+pub(super) const STATE: u64 = 7;
 
 /// One registration: the bits above the state count them.
 pub(crate) const GENERATION: u64 = STATE + 1;
