@@ -148,6 +148,32 @@ def twice(ground, peer):
     return f"{came(host.io)}, again on one queue: {came(queue.connect, host.cntlid)}"
 
 
+@against("Connect: I/O queues of a controller of another port, which goes", known="memory of a port that was freed")
+def other_port(ground, peer):
+    """The controller knows the port that has made it, and stays as long as its queues: the first one waits for its
+    disk, and the second one comes when the port is disabled."""
+    nsec = (MOMENT + 2000) * 10**6
+    with nvme.Null(irqmode=2, completion_nsec=nsec) as null, nvme.Target(null) as target:
+        with nvme.Port(target.subsystem) as port:
+            host = Host(peer, SimpleNamespace(addr=port.addr, trsvcid=port.trsvcid, nqn=target.nqn))
+            host.start()
+            host.target = target
+            first, second = (host.queue(qid) for qid in (1, 2))
+            said = [came(first.connect, host.cntlid)]
+            if said == ["status 0x0"]:
+                first.write_inline(0, bytes(BLOCK))
+                # It has come.
+                first.poll(PATIENCE)
+                port.disable()
+            said.append(came(second.connect, host.cntlid))
+        if "status 0x0" in said:
+            # nvmet looks at the port for what it thinks of this flag.
+            cid = second.next_cid()
+            said.append(came(second.call, wire.read_write(wire.READ, cid, wire.NOTHING, 0, 1, flags=0)))
+            raise Defect(f"they are served: {', '.join(said)}")
+    return "refused"
+
+
 @against("Connect: queue 65535")
 def last_qid(ground, peer):
     host = Host(peer, ground.target)

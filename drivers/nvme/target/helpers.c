@@ -82,6 +82,24 @@ void nvmet_helper_sq_put(struct nvmet_sq *sq)
 	percpu_ref_put(&sq->ref);
 }
 
+bool nvmet_helper_undo_connect(struct nvmet_req *req)
+{
+	struct nvmet_ctrl *ctrl = req->sq->ctrl;
+
+	if (!ctrl || ctrl->port == req->port)
+		return false;
+	/* As nvmet_cq_destroy() and nvmet_sq_destroy(), each of which has a reference. */
+	ctrl->cqs[req->cq->qid] = NULL;
+	req->cq->ctrl = NULL;
+	nvmet_ctrl_put(ctrl);
+	ctrl->sqs[req->sq->qid] = NULL;
+	req->sq->ctrl = NULL;
+	nvmet_ctrl_put(ctrl);
+	req->cqe->result.u32 = 0;
+	req->cqe->status = cpu_to_le16((NVME_SC_CONNECT_INVALID_PARAM | NVME_STATUS_DNR) << 1);
+	return true;
+}
+
 void nvmet_helper_flush_wq(void)
 {
 	flush_workqueue(nvmet_wq);

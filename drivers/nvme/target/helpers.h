@@ -12,6 +12,12 @@
 bool nvmet_helper_sq_tryget(struct nvmet_sq *sq);
 void nvmet_helper_sq_put(struct nvmet_sq *sq);
 
+/*
+ * Undoes a Connect command that has connected the queue of a request to a controller of another
+ * port, and has it fail. Returns whether it has. May sleep.
+ */
+bool nvmet_helper_undo_connect(struct nvmet_req *req);
+
 /* The number of receives of a shared receive queue, 0 if there are to be none. */
 u32 nvmet_helper_srq_size(void);
 

@@ -45,9 +45,11 @@ use kernel::{
     str::Formatter,
     sync::{
         atomic::{
+            Acquire,
             Atomic,
             Full,
-            Relaxed, //
+            Relaxed,
+            Release, //
         },
         Mutex, //
     },
@@ -495,6 +497,8 @@ struct SqInner {
     destroyed: Atomic<bool>,
     /// Set while a command is handled that is to connect the queue.
     connecting: Atomic<bool>,
+    /// Set when one has: from then on the queue has a reference to its controller.
+    connected: Atomic<bool>,
     #[pin]
     release: workqueue::Work<Self>,
 }
@@ -560,6 +564,7 @@ impl Sq {
             nport: nport.clone(),
             destroyed: Atomic::new(false),
             connecting: Atomic::new(false),
+            connected: Atomic::new(false),
             release <- new_work!("nvmet::Sq::release"),
         }? Error);
         // INVARIANT: Both are initialised, and the port counts this.
@@ -595,6 +600,12 @@ impl Sq {
         Some(result)
     }
 
+    /// Returns whether the queue is connected to a controller, or was.
+    #[inline]
+    pub(crate) fn is_connected(&self) -> bool {
+        self.0.connected.load(Acquire)
+    }
+
     /// Returns whether the queue is one of this controller.
     pub(crate) fn is_of(&self, ctrl: &Ctrl) -> bool {
         ptr::eq(self.0.ctrl(), ctrl.0)
@@ -612,10 +623,11 @@ impl Sq {
     pub(crate) fn fatal_error(&self, _cx: &Sleepable) -> bool {
         let report = |ctrl: NonNull<bindings::nvmet_ctrl>| {
             // SAFETY: The queue, which is not destroyed before the reference is given back, has a
-            // reference to its controller.
+            // reference to its controller, as it is connected.
             unsafe { bindings::nvmet_ctrl_fatal_error(ctrl.as_ptr()) }
         };
-        let reported = self.with(|_| NonNull::new(self.0.ctrl()).map(report));
+        let ctrl = || self.is_connected().then(|| self.0.ctrl());
+        let reported = self.with(|_| ctrl().and_then(NonNull::new).map(report));
         reported.flatten().is_some()
     }
 }
@@ -779,7 +791,7 @@ impl Request {
         let mut refused = Some(response);
         let parsed = sq.with(|raw| {
             let mut response = refused.take_if(|_| received)?;
-            if sq.0.ctrl().is_null() && !response.request.connect(&sq.0) {
+            if !sq.is_connected() && !response.request.connect(&sq.0) {
                 refused = Some(response);
                 return None;
             }
@@ -1002,19 +1014,35 @@ impl Request {
         is_first
     }
 
-    /// The queue was connected, or was not.
+    /// The queue was connected, or was not. If it was, no other command is to connect it.
     #[cold]
     fn connected(&mut self) {
         if let Some(sq) = self.connects.take() {
-            sq.connecting.store(false, Relaxed);
+            sq.connecting.store(sq.connected.load(Relaxed), Release);
         }
+    }
+
+    /// nvmet has completed the command that was to connect a queue. A controller has the address of
+    /// its port, which is freed when the submission queues of that have ended. So the queues of the
+    /// controller must be those: that of another port is not connected.
+    #[cold]
+    fn connect_completed(&mut self) {
+        // SAFETY: nvmet has completed the command, in process context. Its queue is not destroyed
+        // before this returns. As it is not connected, and `connecting` is set, no other command of
+        // it is parsed, and nothing uses its controller.
+        if unsafe { bindings::nvmet_helper_undo_connect(self.req.get()) } {
+            rdma::pr_err_ratelimited!("a host wants a queue that it may not have\n");
+        } else if let Some(sq) = self.connects.as_ref().filter(|sq| !sq.ctrl().is_null()) {
+            sq.connected.store(true, Release);
+        }
+        self.connected();
     }
 
     /// nvmet has written the completion.
     #[inline]
     fn completed(&mut self) {
         if self.connects.is_some() {
-            self.connected();
+            self.connect_completed();
         }
         give_back(&mut self.cqe);
         self.kept.iter_mut().for_each(give_back);
