@@ -174,6 +174,26 @@ def other_port(ground, peer):
     return "refused"
 
 
+@against("Connect: an I/O queue of a controller that has failed", known="a controller that has failed is served")
+def failed(ground, peer):
+    """It stays as long as its queues, of which the first one waits for its disk."""
+    nsec = (MOMENT + 2000) * 10**6
+    with nvme.Null(irqmode=2, completion_nsec=nsec) as null, nvme.Target(null) as target:
+        host = Host(peer, target)
+        host.start()
+        first, second = host.io(), host.queue(2)
+        first.write_inline(0, bytes(BLOCK))
+        # It has come.
+        first.poll(PATIENCE)
+        host.admin.send(bytes(64), length=63)
+        if not host.admin.ended(PATIENCE):
+            raise Defect("a capsule of 63 bytes is no error")
+        said = came(second.connect, host.cntlid)
+        if said == "status 0x0":
+            raise Defect(f"it is served: {said}, {second.said(second.read(0, peer.buffer(BLOCK), 0))}")
+    return said
+
+
 @against("Connect: queue 65535")
 def last_qid(ground, peer):
     host = Host(peer, ground.target)

@@ -86,7 +86,10 @@ bool nvmet_helper_undo_connect(struct nvmet_req *req)
 {
 	struct nvmet_ctrl *ctrl = req->sq->ctrl;
 
-	if (!ctrl || ctrl->port == req->port)
+	if (!ctrl)
+		return false;
+	/* nvmet_ctrl_fatal_error() has ended the queues that there were. */
+	if (ctrl->port == req->port && !(READ_ONCE(ctrl->csts) & NVME_CSTS_CFS))
 		return false;
 	/* As nvmet_cq_destroy() and nvmet_sq_destroy(), each of which has a reference. */
 	ctrl->cqs[req->cq->qid] = NULL;

@@ -14,7 +14,7 @@ void nvmet_helper_sq_put(struct nvmet_sq *sq);
 
 /*
  * Undoes a Connect command that has connected the queue of a request to a controller of another
- * port, and has it fail. Returns whether it has. May sleep.
+ * port, or to one that has failed, and has it fail. Returns whether it has. May sleep.
  */
 bool nvmet_helper_undo_connect(struct nvmet_req *req);
 

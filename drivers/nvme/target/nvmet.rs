@@ -1024,7 +1024,8 @@ impl Request {
 
     /// nvmet has completed the command that was to connect a queue. A controller has the address of
     /// its port, which is freed when the submission queues of that have ended. So the queues of the
-    /// controller must be those: that of another port is not connected.
+    /// controller must be those: that of another port is not connected. Nor is one to a controller
+    /// that has failed, whose queues nvmet has ended.
     #[cold]
     fn connect_completed(&mut self) {
         // SAFETY: nvmet has completed the command, in process context. Its queue is not destroyed
