@@ -4,7 +4,7 @@
 import random
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import nvme
@@ -274,6 +274,23 @@ def before_connect(ground, peer):
         said.append(came(queue.call, wire.prop(wire.PROPERTY_GET, queue.next_cid(), wire.CAP)))
         said.append(came(queue.call, wire.read_write(wire.READ, queue.next_cid(), wire.NOTHING, 0, 1)))
     return ", ".join(said)
+
+
+# More than may be without a controller, by connections of three processes.
+IDLE = 1050
+
+
+@against(f"Connect: {IDLE} connections without it, and a host in good order", known="connections without end", times=3)
+def idle(ground, peer):
+    """Those that are idle for longest end."""
+    with ExitStack() as undo:
+        peers = [undo.enter_context(Peer()) for _ in range(3)]
+        queues = [Host(one, ground.target).queue(0, receives=1) for one in peers for _ in range(IDLE // len(peers))]
+        stay = [queue for queue in queues[:IDLE - 1024:5] if not queue.ended(PATIENCE)]
+        if stay:
+            raise Defect("all connections stay" if len(stay) > 1 else "a connection stays")
+        ground.serve()
+    return "the oldest end"
 
 
 @against("Connect: none, and the connection ends")

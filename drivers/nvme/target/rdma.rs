@@ -85,8 +85,9 @@ use zerocopy::byteorder::little_endian::{
 const PAGE: usize = kernel::page::PAGE_SIZE;
 const DEFAULT_INLINE_DATA_SIZE: u16 = 4096;
 const MAX_INLINE_DATA_SIZE: u16 = 16384;
-/// The number of hosts that may have asked for a connection and sent nothing since: more than
-/// connect again in step. C's 128 limit nothing on InfiniBand and RoCE.
+/// The number of connections to a port that may wait to be confirmed, and that may be without a
+/// controller: more than hosts that connect again in step have. C's 128 limit nothing on InfiniBand
+/// and RoCE.
 const BACKLOG: u32 = 1024;
 const DEFAULT_QUEUE_SIZE: u16 = bindings::NVME_RDMA_DEFAULT_QUEUE_SIZE as u16;
 /// The number of commands of an admin queue.
@@ -654,6 +655,7 @@ impl Queue {
             queues.reserve(1, GFP_KERNEL)?;
             queue.qp.set_context(queue.clone(), cx)?;
             queues.push_within_capacity(queue.clone())?;
+            Self::end_idle(&queues, port);
             Ok((queue, commands))
         });
         let (queue, commands) = listed.inspect_err(|_| ndev.put())?;
@@ -665,6 +667,22 @@ impl Queue {
             queue.commands.populate(commands);
         }
         Ok(queue)
+    }
+
+    /// Ends the connection to a port that is without a controller for longest, if there are too
+    /// many: a host that sends no Connect command keeps the memory of its queue.
+    fn end_idle(queues: &[Arc<Self>], port: &Arc<Port>) {
+        let mut idle = queues.iter().filter(|queue| {
+            Arc::ptr_eq(&queue.port, port)
+                && !queue.sq.is_connected()
+                && !queue.is_ending.load(Relaxed)
+        });
+        if idle.clone().count() > BACKLOG as usize {
+            if let Some(oldest) = idle.next() {
+                rdma::pr_err_ratelimited!("a host has sent no Connect command\n");
+                oldest.as_arc_borrow().disconnect();
+            }
+        }
     }
 
     /// Makes the CQ and the QP of a connection (`nvmet_rdma_create_queue_ib`), on an SRQ, of which
