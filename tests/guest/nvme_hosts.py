@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import nvme
@@ -231,6 +232,20 @@ def inline_connect(ground, peer):
     cid = queue.next_cid()
     queue.send(wire.connect(cid, 0, 32, wire.inline(wire.CONNECT_DATA)))
     return queue.said(cid)
+
+
+@against("Connect: the admin queue ends alone, and an administrator asks who the host is", known="a NULL pointer")
+def headless(ground, peer):
+    """The controller stays as long as its I/O queue."""
+    host, _ = started(ground, peer)
+    asked = Path("/sys/kernel/debug/nvmet", ground.target.nqn, f"ctrl{host.cntlid}", "host_traddr")
+    if not asked.exists():
+        return "nothing to ask"
+    if not asked.read_text(encoding="ascii").strip():
+        raise Defect("the host has no address")
+    peer.tell("disconnect", host.admin.number)
+    nvme.until(lambda: not asked.read_text(encoding="ascii").strip(), "the admin queue does not end")
+    return "no address"
 
 
 @against("Connect: data of garbage")
