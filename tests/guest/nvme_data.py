@@ -242,20 +242,22 @@ def large_shared(ground):
         ground.verify(host.disk(), null, iodepth=16, size="256k")
 
 
-@case("one response in 16 is signaled, and memory of reads is kept", links=("rxe", "siw"),
-      defects={("target", "c"): "it signals each response"})
-def few_signaled(ground):
-    null = Null()
-    # With few places in the send queue, large transfers wait for those of responses that are not signaled.
-    for srq, options in ((0, {}), (0, {"queue_size": 16}), (1, {"queue_size": 16})):
-        with (nvme.target_with(ground.end, sig_limit=16, kept_data_size=4096, use_srq=srq),
-              ground.pair(null, nr_io_queues=1, **options) as (_, host)):
-            # The last reads leave some that are not signaled.
-            for seed in range(2):
-                ground.verify(host.disk(), null, {"name": "small", "bs": "4k", "size": "256k"},
-                              {"name": "large", "bs": "1m", "offset": "16m", "size": "4m"}, iodepth=32, randseed=seed)
-                host.reset()
-                ground.figures["resets"] += 1
+for text, n, kept in (("one response in 16 is signaled, and memory of reads is kept", 16, 4096),
+                      ("each response is signaled, and no memory of reads is kept", 1, 0)):
+    @case(text, n, kept, links=("rxe", "siw"), defects={("target", "c"): "it has no parameters for that"})
+    def signaled(ground, interval, size):
+        null = Null()
+        # With few places in the send queue, large transfers wait for those of responses that are not signaled.
+        for srq, options in ((0, {}), (0, {"queue_size": 16}), (1, {"queue_size": 16})):
+            with (nvme.target_with(ground.end, sig_limit=interval, kept_data_size=size, use_srq=srq),
+                  ground.pair(null, nr_io_queues=1, **options) as (_, host)):
+                # The last reads leave some that are not signaled.
+                for seed in range(2):
+                    ground.verify(host.disk(), null, {"name": "small", "bs": "4k", "size": "256k"},
+                                  {"name": "large", "bs": "1m", "offset": "16m", "size": "4m"}, iodepth=32,
+                                  randseed=seed)
+                    host.reset()
+                    ground.figures["resets"] += 1
 
 
 @case("reads past the end of a file that was cut get no data of another host", links=("rxe", "siw"),

@@ -39,9 +39,9 @@ static const struct kernel_param_ops sig_limit_ops = {
 	.get = param_get_uint,
 };
 
-static unsigned int sig_limit = 1;
+static unsigned int sig_limit = 16;
 module_param_cb(sig_limit, &sig_limit_ops, &sig_limit, 0644);
-MODULE_PARM_DESC(sig_limit, "Signal one response in so many, 1 to 128 (default: 1)");
+MODULE_PARM_DESC(sig_limit, "Signal one response in so many, 1 to 128 (default: 16)");
 
 static int kept_data_size_set(const char *val, const struct kernel_param *kp)
 {
@@ -53,9 +53,9 @@ static const struct kernel_param_ops kept_data_size_ops = {
 	.get = param_get_uint,
 };
 
-static unsigned int kept_data_size;
+static unsigned int kept_data_size = 4096;
 module_param_cb(kept_data_size, &kept_data_size_ops, &kept_data_size, 0644);
-MODULE_PARM_DESC(kept_data_size, "Keep the memory of reads of so many bytes at most, 0 to 16384 (default: 0)");
+MODULE_PARM_DESC(kept_data_size, "Keep the memory of reads of so many bytes at most, 0 to 16384 (default: 4096)");
 
 u32 nvmet_helper_sig_limit(void)
 {

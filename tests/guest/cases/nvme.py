@@ -89,6 +89,7 @@ def between(host, target):
 
 
 if all((BUILD / FLAVOUR / f"{module}.ko").exists() for module in ("nvme_rdma_rs", "nvmet_rdma_rs")):
-    case("nvme: data, resets and a port that goes, both ends in Rust", "rust", "rust")(between)
+    case("nvme: data, resets and a port that goes, with nothing that saves completions",
+         "rust", "rust,sig_limit=1,kept_data_size=0")(between)
     case("nvme: data, resets and a port that goes, with all that saves completions",
          "rust,sig_limit=16,copied_data_size=4096", "rust,sig_limit=16,kept_data_size=4096")(between)
