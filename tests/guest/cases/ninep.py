@@ -741,11 +741,11 @@ def declare_faults(prefix, transport):
     case(f"{prefix}: unmount", transport, unmount_here, 1)(fails_in_use)
 
 
-# Neither the other kernels with checkers nor Debian's for arm64 have 9P.
-if FLAVOUR.partition(".")[0] in ("stock", "um-debug"):
+# Neither the kernel with PREEMPT_RT nor Debian's for arm64 have 9P.
+if FLAVOUR.partition(".")[0] in ("stock", "um-debug", "um-kcsan"):
     case("9p: the module is loaded by the name of the transport", "rdma_rs")(autoloaded)
     declare("9p", "9p long", "rdma_rs")
     declare("9p c", "9p c", "rdma")
-    if not STOCK:
+    if FLAVOUR.startswith("um-debug"):
         declare_faults("9p faults", "rdma_rs")
         declare_faults("9p c faults", "rdma")
