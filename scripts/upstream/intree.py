@@ -219,6 +219,9 @@ def too_early(path, files, there):
         for group, indent in re.findall(rf"(?ms)^ *use {root}::{{\n(( +).*?)^ *}};", code):
             used += re.findall(rf"(?m)^{indent}(\w+)", group)
         used = {f"{crate}/{m}.rs" for m in used}
+        # A file that a module is made of, by its path from this one.
+        paths = re.findall(r'#\[path = "(.*)"\]', code)
+        used |= {os.path.normpath(f"{os.path.dirname(name)}/{at}") for at in paths}
         if name.startswith("tests/kunit/"):
             root = "super" if name.startswith(fixtures) else "fixture"
             for group in re.findall(rf"\b{root}::({{[^{{}}]*}}|\w+)", code):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Example of Documentation/mr.rst: a peer reads or writes the memory of a request that another
-//! subsystem has made. tests/kunit/memory/sg_owner.rs runs it.
+//! Example of Documentation/mr.rst: a peer reads or writes the memory of a request
+//! that another subsystem has made. The suite `rdma_sg_owner` runs it.
 
 use kernel::{
     bindings,
