@@ -1047,8 +1047,8 @@ impl Rdma {
     }
 
     /// Makes and connects those of the first `count` I/O queues that are not there
-    /// (`nvme_rdma_setup_io_queues`), but for those of CPUs that are offline: the controller
-    /// connects again when such a CPU is back and has a request.
+    /// (`nvme_rdma_setup_io_queues`), but for those of CPUs that are offline: the controller is
+    /// reset when such a CPU is back and has a request.
     fn setup_io_queues(
         setup: &mut Setup<'_, Self>,
         count: u32,

@@ -422,6 +422,12 @@ impl<T: Transport> Controller<T> {
         unsafe { &*raw.cast::<Self>() }
     }
 
+    /// Returns the number of the queue in a slot.
+    pub(super) fn qid(&self, slot: &Slot<T::Queue>) -> usize {
+        let mut slots = self.slots.iter();
+        slots.position(|it| ptr::eq(it, slot)).unwrap_or(0)
+    }
+
     /// Returns the character device, for messages.
     pub(crate) fn device(&self) -> &Device {
         // SAFETY: `nvme_init_ctrl` has initialised it, and it stays as long as the controller.
@@ -455,6 +461,16 @@ impl<T: Transport> Controller<T> {
         // SAFETY: By the type invariant `nvme_init_ctrl` has initialised the controller. The token
         // proves that the caller may sleep.
         unsafe { bindings::nvme_change_ctrl_state(self.raw(), state as u32) }
+    }
+
+    /// Has [`Transport::reset`] called if the controller is live, which it is without this queue.
+    /// Any context.
+    pub(super) fn reset_without(&self, qid: usize) {
+        // SAFETY: The controller is valid. To the state of a reset it changes without sleeping, and
+        // not if it is being deleted, which waits for the work.
+        if unsafe { bindings::nvme_reset_ctrl(self.raw()) } == 0 {
+            dev_warn!(self.device(), "no queue {qid}, resetting\n");
+        }
     }
 
     /// Begins to delete the controller (`nvme_delete_ctrl`), if it was ever started.

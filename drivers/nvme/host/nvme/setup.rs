@@ -621,10 +621,12 @@ impl<'a, T: Transport> Setup<'a, T> {
         // read-side section. The controller stays as long as the request.
         unsafe {
             let ctrl = Controller::<T>::from_raw((*pdu(rq)).req.ctrl);
-            // A controller is made live with all its queues. But nvme-core may have done so since
-            // this one was given up, as `nvme_fw_act_work` does.
-            if ctrl.state() == Some(State::Live) && Self::slot(hctx).get().is_none() {
-                ctrl.link.error_recovery();
+            // A controller is made live without the queues of CPUs that are offline, one of which
+            // may be back. And nvme-core may have made it live since this queue was given up, as
+            // `nvme_fw_act_work` does.
+            let slot = Self::slot(hctx);
+            if ctrl.state() == Some(State::Live) && slot.get().is_none() {
+                ctrl.reset_without(ctrl.qid(slot));
             }
             bindings::nvme_helper_fail_nonready_command(rq)
         }
@@ -660,8 +662,7 @@ impl<'a, T: Transport> Setup<'a, T> {
         // SAFETY: The request is valid. Its command was made when it was started, and the first
         // byte of that is its opcode.
         let (tag, opcode) = unsafe { ((*rq).tag, (*pdu(rq)).req.cmd.cast::<u8>().read()) };
-        let qid = ctrl.slots.iter().position(|it| ptr::eq(it, slot));
-        let qid = qid.unwrap_or(0);
+        let qid = ctrl.qid(slot);
         dev_warn!(
             ctrl.device(),
             "I/O tag {tag} opcode {opcode:#x} QID {qid} timeout\n"
