@@ -4,7 +4,7 @@
 # NVME_SRC is a folder that has them.
 
 # Types that the headers use and `kernel::bindings` does not bind, in one configuration or another.
-nvme-bindgen-types := __kfifo fault_attr opal_dev
+nvme-bindgen-types := __kfifo async_cookie_t async_func_t fault_attr opal_dev
 
 # The kernel's modules: where it was built, or, below NVME_ROOT, where it is installed. Its image is there, or, for its
 # BTF, in the headers package.

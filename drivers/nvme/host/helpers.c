@@ -68,6 +68,15 @@ void nvme_helper_init_works(struct work_struct *reset, work_func_t reset_fn,
 	INIT_DELAYED_WORK(reconnect, reconnect_fn);
 }
 
+void nvme_helper_call_async(async_func_t fn, void *data, size_t times)
+{
+	ASYNC_DOMAIN_EXCLUSIVE(domain);
+
+	while (times--)
+		async_schedule_domain(fn, data, &domain);
+	async_synchronize_full_domain(&domain);
+}
+
 void nvme_helper_synchronize_rcu_tasks(void)
 {
 	synchronize_rcu_tasks();

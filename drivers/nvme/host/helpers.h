@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * C for what Rust cannot express: inline functions and macros of nvme.h, fabrics.h, blk-mq.h and
- * workqueue.h, some of which are others with other options of the kernel, and module parameters
- * that have bounds and are in sysfs.
+ * C for what Rust cannot express: inline functions and macros of nvme.h, fabrics.h, blk-mq.h,
+ * async.h and workqueue.h, some of which are others with other options of the kernel, and module
+ * parameters that have bounds and are in sysfs.
  */
 #ifndef NVME_HELPERS_H
 #define NVME_HELPERS_H
 
+#include <linux/async.h>
 #include <linux/blk-mq.h>
 #include <linux/scatterlist.h>
 #include <linux/workqueue.h>
@@ -34,6 +35,12 @@ u32 nvme_helper_copied_data_size(void);
 void nvme_helper_init_works(struct work_struct *reset, work_func_t reset_fn,
 			    struct work_struct *err, work_func_t err_fn,
 			    struct delayed_work *reconnect, work_func_t reconnect_fn);
+
+/*
+ * Calls a function so many times, at the same time or, without memory for that, one after another.
+ * Returns when all calls have returned.
+ */
+void nvme_helper_call_async(async_func_t fn, void *data, size_t times);
 
 enum nvme_ctrl_state nvme_helper_ctrl_state(struct nvme_ctrl *ctrl);
 void nvme_helper_get_ctrl(struct nvme_ctrl *ctrl);

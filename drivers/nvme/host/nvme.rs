@@ -15,10 +15,12 @@
 //! C headers: `drivers/nvme/host/nvme.h`, `drivers/nvme/host/fabrics.h`,
 //! [`include/linux/blk-mq.h`](srctree/include/linux/blk-mq.h)
 
+mod async_domain;
 mod controller;
 mod request;
 mod setup;
 
+pub(crate) use async_domain::try_for_each;
 pub(crate) use controller::{
     Controller,
     Link,
@@ -105,7 +107,7 @@ pub(crate) trait Transport: Sized + Send + Sync + 'static {
     type Queue: Send + Sync + 'static;
 
     /// The state that only [`Setup`] gives access to.
-    type State: Default + Send + Unpin;
+    type State: Default + Send + Sync + Unpin;
 
     /// The commands that the transport takes beside those of all (`NVMF_OPT_*`).
     const ALLOWED_OPTS: u32;

@@ -502,7 +502,7 @@ impl RecvHandler for Queue {
 impl Queue {
     /// Makes a queue and its connection (`nvme_rdma_alloc_queue`).
     fn alloc(
-        setup: &mut Setup<'_, Rdma>,
+        setup: &Setup<'_, Rdma>,
         qid: u16,
         queue_size: u16,
         cx: &Sleepable,
@@ -528,9 +528,6 @@ impl Queue {
         }
         let queue = Self::create_queue_ib(setup, client, id, pd, qid, queue_size, cx)?;
         queue.connect(setup, queue_size, cx)?;
-        if qid == 0 {
-            setup.pd = Some(queue.pd.clone());
-        }
         Ok(queue)
     }
 
@@ -963,25 +960,30 @@ impl Rdma {
         self.device.load(Relaxed) == device
     }
 
-    /// Makes a queue and its connection, and puts it in its place. It is not kept here: it goes if
-    /// it fails, and ends what is waited for.
+    /// Makes a queue and its connection, and puts it in its place. Who waits for its commands must
+    /// not keep it: it goes if it fails, and ends them.
     fn alloc_queue(
-        setup: &mut Setup<'_, Self>,
+        setup: &Setup<'_, Self>,
         qid: u16,
         queue_size: u16,
         cx: &Sleepable,
-    ) -> Result {
+    ) -> Result<Arc<Queue>> {
         let queue = Queue::alloc(setup, qid, queue_size, cx).inspect_err(|e| {
             dev_info!(setup.ctrl().device(), "queue {qid}: no connection: {e:?}\n");
         })?;
         setup.publish(qid, queue.clone()).inspect_err(|_| {
             let _ = queue.stop(cx);
-        })
+        })?;
+        Ok(queue)
     }
 
-    /// Sends Connect on a queue (`nvme_rdma_start_queue`).
-    fn start_queue(setup: &mut Setup<'_, Self>, qid: u16, cx: &Sleepable) -> Result<(), Failure> {
-        if let Err(e) = setup.connect_queue(qid, cx) {
+    /// Has a queue take commands, if it was connected (`nvme_rdma_start_queue`).
+    fn start_queue(
+        setup: &Setup<'_, Self>,
+        qid: u16,
+        connected: Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        if let Err(e) = connected {
             let code = e.code();
             dev_info!(
                 setup.ctrl().device(),
@@ -1007,8 +1009,9 @@ impl Rdma {
     }
 
     fn configure_admin_queue(setup: &mut Setup<'_, Self>, cx: &Sleepable) -> Result<(), Failure> {
-        Self::alloc_queue(setup, 0, AQ_DEPTH, cx)?;
-        let dev = setup.pd.as_ref().ok_or(EINVAL)?.device().clone();
+        let pd = Self::alloc_queue(setup, 0, AQ_DEPTH, cx)?.pd.clone();
+        let dev = pd.device().clone();
+        setup.pd = Some(pd);
         let number = dev.data::<Host>(cx).ok_or(ENODEV)?.number;
         setup.ctrl().device.store(number, Relaxed);
         // Of these the tag set uses the node.
@@ -1019,7 +1022,8 @@ impl Rdma {
                 return Err(e.into());
             }
         }
-        Self::start_queue(setup, 0, cx)?;
+        let connected = setup.connect_admin_queue(cx);
+        Self::start_queue(setup, 0, connected)?;
         setup.enable_ctrl(cx)?;
         setup.unquiesce_admin_queue();
         setup.init_ctrl_finish(cx)
@@ -1046,22 +1050,24 @@ impl Rdma {
         Self::setup_io_queues(setup, setup.nr_hw_queues(), cx)
     }
 
-    /// Makes and connects those of the first `count` I/O queues that are not there
-    /// (`nvme_rdma_setup_io_queues`), but for those of CPUs that are offline: the controller is
-    /// reset when such a CPU is back and has a request.
-    fn setup_io_queues(
-        setup: &mut Setup<'_, Self>,
-        count: u32,
-        cx: &Sleepable,
-    ) -> Result<(), Failure> {
-        let queue_size = setup.identity().sqsize.saturating_add(1);
+    /// Makes and connects those of the first `count` I/O queues that are not there, at the same
+    /// time (`nvme_rdma_setup_io_queues`), but for those of CPUs that are offline: the controller
+    /// is reset when such a CPU is back and has a request.
+    fn setup_io_queues(setup: &Setup<'_, Self>, count: u32, cx: &Sleepable) -> Result<(), Failure> {
+        let mut missing = KVec::new();
         for qid in 1..=count as u16 {
             if setup.queue(qid).is_none() && setup.has_online_cpu(qid) {
-                Self::alloc_queue(setup, qid, queue_size, cx)?;
-                Self::start_queue(setup, qid, cx)?;
+                missing.push(qid, GFP_KERNEL).map_err(Error::from)?;
             }
         }
-        Ok(())
+        nvme::try_for_each(&missing, |qid, cx| Self::setup_queue(setup, *qid, cx), cx)
+    }
+
+    /// Makes and connects an I/O queue (`nvme_rdma_setup_queue_async`).
+    fn setup_queue(setup: &Setup<'_, Self>, qid: u16, cx: &Sleepable) -> Result<(), Failure> {
+        let queue_size = setup.identity().sqsize.saturating_add(1);
+        drop(Self::alloc_queue(setup, qid, queue_size, cx)?);
+        Self::start_queue(setup, qid, setup.connect_io_queue(qid, cx))
     }
 
     fn teardown_admin_queue(setup: &mut Setup<'_, Self>, remove: bool, cx: &Sleepable) {

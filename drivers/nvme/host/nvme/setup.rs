@@ -51,6 +51,7 @@ use rdma::context::{
 };
 
 /// Exclusive access to what is set up of a controller: tag sets, queues, and the transport's state.
+/// Tasks that share it make and connect I/O queues, each its own; nothing else changes meanwhile.
 ///
 /// Each method calls the function of nvme-core or nvme-fabrics of its name; see there.
 pub(crate) struct Setup<'a, T: Transport> {
@@ -123,7 +124,7 @@ impl<'a, T: Transport> Setup<'a, T> {
     /// Returns what is known of the controller.
     pub(crate) fn identity(&self) -> Identity {
         // SAFETY: The controller is valid. These fields are written by functions that only this
-        // calls, and by the transport, through this.
+        // calls, and by the transport, through this: where access is exclusive, and not shared.
         unsafe {
             let ctrl = self.raw();
             Identity {
@@ -282,7 +283,7 @@ impl<'a, T: Transport> Setup<'a, T> {
 
     /// Has a queue take requests. Fails with `EEXIST` if there is one of that number, and with
     /// `EINVAL` if there can be none.
-    pub(crate) fn publish(&mut self, qid: u16, queue: Arc<T::Queue>) -> Result {
+    pub(crate) fn publish(&self, qid: u16, queue: Arc<T::Queue>) -> Result {
         let slot = self.ctrl.slots.get(usize::from(qid)).ok_or(EINVAL)?;
         slot.put(queue).map_err(|_| EEXIST)
     }
@@ -310,17 +311,19 @@ impl<'a, T: Transport> Setup<'a, T> {
         }
     }
 
-    /// Sends Connect on a queue, and authenticates (`nvmf_connect_admin_queue`,
-    /// `nvmf_connect_io_queue`).
-    pub(crate) fn connect_queue(&mut self, qid: u16, _cx: &Sleepable) -> Result<(), Failure> {
-        if qid == 0 {
-            // SAFETY: The controller has its admin queue; the caller may sleep.
-            return self.with_admin(|ctrl| unsafe { bindings::nvmf_connect_admin_queue(ctrl) });
-        }
-        if u32::from(qid) > self.nr_hw_queues() {
+    /// Sends Connect on the admin queue, and authenticates.
+    pub(crate) fn connect_admin_queue(&mut self, _cx: &Sleepable) -> Result<(), Failure> {
+        // SAFETY: The controller has its admin queue; the caller may sleep.
+        self.with_admin(|ctrl| unsafe { bindings::nvmf_connect_admin_queue(ctrl) })
+    }
+
+    /// Sends Connect on an I/O queue, and authenticates.
+    pub(crate) fn connect_io_queue(&self, qid: u16, _cx: &Sleepable) -> Result<(), Failure> {
+        if qid == 0 || u32::from(qid) > self.nr_hw_queues() {
             return Err(EINVAL.into());
         }
-        // SAFETY: The controller has its I/O queues, of which this is one; the caller may sleep.
+        // SAFETY: The controller has its I/O queues, of which this is one, and several may be
+        // connected at the same time; the caller may sleep.
         Failure::check(unsafe { bindings::nvmf_connect_io_queue(self.raw(), qid) })
     }
 
