@@ -647,6 +647,42 @@ for n in 1, 2:
     for f in "connection", "command":
         against(f"connect: the {f} of I/O queue {n} of 2 is refused", fails_queue(n, f))(of_two)
 
+
+@against("connect: I/O queues 1 and 2 are not answered before both have asked for a connection", "connection")
+@against("connect: I/O queues 1 and 2 are not answered before both have sent Connect", "command")
+def side_by_side(ground, peer, what):
+    """A host sets up all I/O queues at the same time. Without that the first one waits until it gives up."""
+    target, held = Target(peer), []
+    # Two of each kind, of which a host has one: there may be one CPU.
+    target.nqueues = 0x00010001
+
+    def ask(asked):
+        if asked.data[2:4] == bytes(2):
+            return False
+        held.append(asked)
+        if len(held) == 2:
+            target.request = None
+            for it in held:
+                target.accept(it)
+        return True
+
+    def connect(queue, command):
+        if not queue.qid or kind_of(command) != wire.CONNECT:
+            return False
+        held.append((queue, command))
+        if len(held) == 2:
+            target.lie = None
+            for it in held:
+                target.serve(*it, b"")
+        return True
+    if what == "connection":
+        target.request = ask
+    else:
+        target.lie = connect
+    with ground.connected(target, may_fail=True, nr_write_queues=1, patience=UNANSWERED) as host:
+        return host.failed or f"connected, {host.state()}"
+
+
 # Access to namespaces is asymmetric, and that of their only group changes, for which a host waits twice as long as the
 # target reports that it takes, in seconds.
 ANATT = 1
@@ -1000,6 +1036,44 @@ def in_activation(ground, peer):
         host.until(lambda: not target.lie, "it does not ask for CSTS")
         host.serve(1)
         return f"{word(host.io(wire.READ))}, {host.state()}"
+
+
+@against("hang up: I/O queue 1 of 2, while a host that connects again waits for a READ of the other")
+def between_passes(ground, peer):
+    """Such a host sends what has waited when it has connected the queues that blk-mq knows, and blk-mq gets the others
+    when that has ended. A queue that ends until then is made again with the others."""
+    target, held, connected = Target(peer), [], set()
+    # Two of each kind: the first is for writes, and the second for reads.
+    target.nqueues = 0x00010001
+    with ground.patient(PATIENCE, "io_timeout"), \
+         ground.connected(target, ctrl_loss_tmo=600, nr_write_queues=1) as host:
+        target.request = None
+
+        def hold(queue, command):
+            if kind_of(command) == wire.CONNECT:
+                connected.add(queue.qid)
+            if is_user(queue, command):
+                held.append((queue, command))
+            return is_user(queue, command)
+        target.lie = hold
+        user = reads(host)
+        host.until(lambda: held, "no READ has come")
+        hang_up(ground, target.queue(0))
+        host.until(lambda: len(held) == 2 and connected == {0, 1, 2}, "it does not connect again", BACK)
+        # The replies to Connect arrive.
+        host.serve(1)
+        first = target.queue(1)
+        assert held[1][0] is target.queue(2), f"the READ has come by queue {held[1][0].qid}"
+        hang_up(ground, first)
+        target.lie = None
+        right(*held[1])
+        host.until(lambda: user.said, "a user waits")
+        state = host.state()
+        if target.queue(1) is first:
+            raise Defect(f"{user.said}; {state} without its first queue")
+        said = [user.said, state, word(host.io(wire.WRITE)), host.state()]
+        admins = sum(queue.qid == 0 for queue in target.queues.values())
+        return f"{'; '.join(said)}; connected {admins} times"
 
 
 @against("hang up: at a reset of the subsystem", known="nvmf_subsystem_reset() leaves it in resetting")
