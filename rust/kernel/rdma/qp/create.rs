@@ -195,11 +195,11 @@ impl RawInit<'_> {
 impl Rest {
     /// Creates the QP. Once there is one, nothing fails, as it has to be destroyed: if a CQ or the
     /// SRQ has not what the QP needs, the error is in `refused`.
-    fn new<'a>(
-        init: RawInit<'a>,
-        id: Option<&'a cm::Shared>,
-        refused: &'a mut Result,
-    ) -> Result<impl PinInit<Self, Error> + 'a> {
+    fn new(
+        init: RawInit<'_>,
+        id: Option<&cm::Shared>,
+        refused: &mut Result,
+    ) -> Result<Pin<KBox<Self>>> {
         let pd = init.pd;
         let send_cq = init.send_cq;
         let recv_cq = init.recv_cq;
@@ -208,7 +208,7 @@ impl Rest {
         let state = id.is_none().then_some(State::Reset);
         let draining = drain::Draining::new(send_cq.is_shared() || recv_cq.is_shared())?;
         let mut object = dev.object(refs::ObjectKind::Qp);
-        Ok(try_pin_init!(Self {
+        let rest = try_pin_init!(Self {
             context <- QpPriv::new(
                 init.events.map(|(events, _)| events),
                 dev,
@@ -258,7 +258,8 @@ impl Rest {
                 };
                 object
             },
-        }? Error))
+        }? Error);
+        KBox::pin_init(rest, GFP_KERNEL)
     }
 }
 
@@ -290,7 +291,7 @@ pub(super) fn create(init: RawInit<'_>, id: Option<&cm::Shared>, cx: &Sleepable)
     let mut refused = Ok(());
     const { assert!(align_of::<Inner>() <= deferred::VALUE_AT) };
     const { assert!(Inner::READ_BY_POSTS <= 64) };
-    let rest = KBox::pin_init(Rest::new(init, id, &mut refused)?, GFP_KERNEL)?;
+    let rest = Rest::new(init, id, &mut refused)?;
     let raw = rest.raw;
     // INVARIANT: The QP was just created with these, and `rest` keeps them.
     let inner = reserved.fill(Inner {
