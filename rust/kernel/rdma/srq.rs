@@ -472,7 +472,8 @@ impl<T: Receive<N>, const N: usize> AnySlots for Slots<T, N> {
             // that this is its queue.
             unsafe {
                 (*memory.as_ptr()).queue = queue;
-                post::<T, N>(queue.as_ref(), memory)
+                let value = &(*memory.as_ptr()).value;
+                post(queue.as_ref(), memory, value.recv())
             }
             .map_err(|refused| refused.error)?;
         }
@@ -493,20 +494,18 @@ impl<T: Receive<N>, const N: usize> posted::RequestArray for Slots<T, N> {
     }
 }
 
-/// Posts a slot.
+/// Posts a slot with its request.
 ///
 /// # Safety
 ///
 /// The SRQ of `queue` is valid; the slot is one of its own, is not posted, and its memory is not
-/// used by anything else, nor after success.
+/// used by anything else, nor after success. `wr` is of its value.
 #[inline]
-unsafe fn post<T: Receive<N>, const N: usize>(
+unsafe fn post<T, const N: usize>(
     queue: &SlotQueue,
     memory: NonNull<SlotInner<T>>,
+    wr: RecvWr<'_, N>,
 ) -> Result<(), Refusal> {
-    // SAFETY: The caller promises that the slot is one of the SRQ's, and that nothing else uses its
-    // memory.
-    let wr = unsafe { &(*memory.as_ptr()).value }.recv();
     if !wr.is_of(queue.pd) {
         return Err(Refusal {
             error: EINVAL,
@@ -608,6 +607,10 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
         // SAFETY: By the type invariant the memory is valid. `SlotQueue::close` waits for slots
         // that are handed out, so the queue is open.
         let (state, queue) = unsafe { (&(*memory).state, (*memory).queue.as_ref()) };
+        // The ULP's code may sleep, where the caller may.
+        //
+        // SAFETY: By the type invariant nothing else uses the value.
+        let wr = unsafe { &(*memory).value }.recv();
         let _rcu = rcu::read_lock();
         if queue.closed.load(Relaxed) {
             queue.put();
@@ -616,7 +619,7 @@ impl<T: Receive<N>, const N: usize> Drop for Slot<T, N> {
         state.put();
         // SAFETY: The queue is not closed, and the RCU read lock is held, so the SRQ is valid. By
         // the type invariant nothing else uses the memory, nor does this slot after the post.
-        if let Err(refused) = unsafe { post::<T, N>(queue, self.0) } {
+        if let Err(refused) = unsafe { post(queue, self.0, wr) } {
             report(refused);
         }
     }

@@ -108,6 +108,8 @@ impl<const N: usize> Receive<N> for Split<N> {
     type Needs = Sleepable;
 
     fn recv(&self) -> RecvWr<'_, N> {
+        // Slots are posted where the caller may sleep.
+        drop(KBox::new([0u8; 8], GFP_KERNEL));
         let mut sges = [self.tail.whole_mut(); N];
         if let Some(first) = sges.first_mut() {
             *first = self.head.whole_mut();
