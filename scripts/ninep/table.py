@@ -19,6 +19,7 @@ SIW = "siw: "
 KERNELS = ("stock", "um-debug", "siw")
 # What becomes of the reason that a case gives: the kind of exception, stacks, times and places of the log are left out.
 SHORTER = ((r"^(AssertionError|TimeoutError|CalledProcessError|TimeoutExpired|OSError): ", ""),
+           (r"^not ok kmemleak: .*unreferenced object \w+ \(size (\d+)\).*", r"\1 bytes are leaked"),
            (r": \[['\"]\[<0>\].*", ""), (r"(?<=kernel log: )\[[^]]*\] *", ""), (r"\+0x[0-9a-f]+(/0x[0-9a-f]+)?", ""),
            (r"Command '[\[(]'([^']*)'.*[\])]' timed out after (\d+) seconds", r"\1 waits for more than \2 s"))
 
