@@ -16,8 +16,9 @@ fn set_up(setup: &mut Setup<'_, Rdma>, cx: &Sleepable) -> Result<(), Failure> {
     #[cfg(not(mistake))]
     setup.clear(1..3, cx);
     let connect = |qid: &u16, cx: &Sleepable| {
+        //~^ E0525 expected a closure that implements the `Fn`
         #[cfg(mistake)]
-        setup.clear(1..3, cx); //~ E0596 cannot borrow `*setup` as mutable
+        setup.clear(1..3, cx);
         setup.connect_io_queue(*qid, cx)
     };
     try_for_each(&[1, 2], connect, cx)
